@@ -1,0 +1,38 @@
+"""One trajectory of the target: the token ids of a prompt and of a response, and how the response came about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+TokenIds = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """The tokens every drafter and every depth is replayed over.
+
+    `prompt_ids` [P], `output_ids` [N], `tail_ids` [any]: int32. `log_probs` [N] is log p(x) of each output token
+    under the target's processed distribution, where it is known. `exact` is False where the chat template
+    dropped or changed part of a logged answer, so that the tokens are near to what was served, not equal to it.
+    """
+
+    id: str | int
+    prompt_ids: TokenIds
+    output_ids: TokenIds
+    source: Literal["generated", "logged"]
+    temperature: float
+    tail_ids: TokenIds
+    log_probs: NDArray[np.float32] | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    exact: bool = True
+
+
+def token_ids(ids: object = ()) -> TokenIds:
+    """A read-only int32 vector of token ids."""
+    vector = np.asarray(ids, dtype=np.int32).reshape(-1)
+    vector.flags.writeable = False
+    return vector
