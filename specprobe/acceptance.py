@@ -1,0 +1,129 @@
+"""Acceptance: the raw counts of a replay, and everything that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Counts = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Acceptance:
+    """What one drafter did on one set of trajectories, prompt by prompt, at every depth 1..K.
+
+    Raw counts, all int32: `output_tokens` [P] (length of each response), `rounds` [P, K],
+    `drafted_at`, `at_risk_at`, `accepted_at` [P, K, K], where [p, k-1, i-1] is prompt p at depth k, position i:
+    rounds whose draft had at least i tokens; of these, rounds in which positions 1..i-1 were accepted and the
+    text reaches position i; of these, rounds in which position i was accepted too (vLLM's per-position count).
+    """
+
+    drafter: str
+    config: Mapping[str, Any]
+    fixed_length: bool
+    temperature: float
+    draft_sampling: str
+    ids: tuple[str | int, ...]
+    output_tokens: Counts
+    rounds: Counts
+    drafted_at: Counts
+    at_risk_at: Counts
+    accepted_at: Counts
+
+    @property
+    def depth(self) -> int:
+        """The largest depth K."""
+        return int(self.rounds.shape[1])
+
+    @property
+    def emitted_tokens(self) -> Counts:
+        """[P] tokens that rounds emitted: all of a response but the prefill's first."""
+        return np.maximum(self.output_tokens - 1, 0)
+
+    @property
+    def drafted_rounds(self) -> Counts:
+        """[P, K] rounds with at least one draft token (vLLM's num_drafts)."""
+        return self.drafted_at[:, :, 0]
+
+    @property
+    def drafted_tokens(self) -> Counts:
+        """[P, K] draft tokens proposed."""
+        return self.drafted_at.sum(axis=2, dtype=np.int32)
+
+    @property
+    def accepted_tokens(self) -> Counts:
+        """[P, K] draft tokens accepted."""
+        return self.accepted_at.sum(axis=2, dtype=np.int32)
+
+    def totals(self, depth: int) -> DepthTotals:
+        """The counts at one depth, summed over prompts."""
+        row = depth - 1
+        return DepthTotals(
+            depth=depth,
+            responses=len(self.ids),
+            emitted_tokens=int(self.emitted_tokens.sum(dtype=np.int64)),
+            rounds=int(self.rounds[:, row].sum(dtype=np.int64)),
+            drafted_at=tuple(self.drafted_at[:, row, :depth].sum(axis=0, dtype=np.int64).tolist()),
+            accepted_at=tuple(self.accepted_at[:, row, :depth].sum(axis=0, dtype=np.int64).tolist()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DepthTotals:
+    """Counts at one depth over all prompts, and the rates that engines report.
+
+    `drafted_at[i-1]` and `accepted_at[i-1]`: rounds that drafted, and that accepted, position i.
+    """
+
+    depth: int
+    responses: int
+    emitted_tokens: int
+    rounds: int
+    drafted_at: tuple[int, ...]
+    accepted_at: tuple[int, ...]
+
+    @property
+    def drafted_rounds(self) -> int:
+        """Rounds with at least one draft token."""
+        return self.drafted_at[0]
+
+    @property
+    def drafted_tokens(self) -> int:
+        """Draft tokens proposed."""
+        return sum(self.drafted_at)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Draft tokens accepted."""
+        return sum(self.accepted_at)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / drafted tokens; None where nothing was drafted."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """1 + accepted / drafted rounds, bonus token included (vLLM's definition); None where nothing was drafted."""
+        return 1 + self.accepted_tokens / self.drafted_rounds if self.drafted_rounds else None
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Emitted tokens / all rounds, those without a draft included; None where there was no round."""
+        return self.emitted_tokens / self.rounds if self.rounds else None
+
+    @property
+    def coverage(self) -> float | None:
+        """Drafted rounds / rounds."""
+        return self.drafted_rounds / self.rounds if self.rounds else None
+
+    @property
+    def survival(self) -> tuple[float, ...] | None:
+        """P(positions 1..i accepted) in a drafted round, as vLLM prints it; None where nothing was drafted."""
+        if not self.drafted_rounds:
+            return None
+        return tuple(accepted / self.drafted_rounds for accepted in self.accepted_at)

@@ -1,0 +1,98 @@
+"""The interface of a drafter whose drafts are one-hot: it proposes tokens, not distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specprobe.errors import SpecprobeError
+from specprobe.trajectory import TokenIds, Trajectory
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an engine's settings, not its drafter, allow.
+
+    `max_model_len`: the context limit (None: no limit is known); a round that starts with n tokens in the
+    sequence drafts at most max_model_len - 1 - n (vLLM 0.33 v1/core/sched/scheduler.py).
+    `end_token_ids`: the tokens that end a response.
+    """
+
+    max_model_len: int | None = None
+    end_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposals:
+    """Drafts for one response, at every depth and every place a round can start.
+
+    `drafted` [K, N] and `accepted` [K, N], int16: row k-1 is depth k, column s is the round whose first draft
+    would be output token s (0-based; the prefill emits token 0, so rounds start at 1 and column 0 is unused).
+    `drafted` is the length of the draft; `accepted` is how many of its leading tokens equal what the target
+    wrote, never more than drafted.
+    """
+
+    drafted: NDArray[np.int16]
+    accepted: NDArray[np.int16]
+
+
+class Drafter(Protocol):
+    """A drafter as replay sees it.
+
+    `fixed_length` says that every drafted round has as many tokens as the depth allows, so that a curve over
+    depths may be fitted; a drafter that chooses its own draft length is censored by what it saw.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name that results carry."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Everything that decides what is drafted, for the record."""
+
+    @property
+    def fixed_length(self) -> bool:
+        """Whether drafts always have the length asked for."""
+
+    def proposals(self, trajectories: Iterable[Trajectory], depth: int, limits: Limits) -> Iterator[Proposals]:
+        """Proposals for each trajectory in the order given; state that requests share follows that order."""
+
+
+def known_tokens(trajectory: Trajectory) -> TokenIds:
+    """Prompt, response and recorded tail, one after the other."""
+    return np.concatenate([trajectory.prompt_ids, trajectory.output_ids, trajectory.tail_ids])
+
+
+def read_option(
+    options: Mapping[str, str],
+    key: str,
+    default: Number,
+    convert: Callable[[str], Number],
+    low: Number,
+    spec: str,
+) -> Number:
+    """One option of a drafter spec as a number not below `low`, or the default."""
+    if key not in options:
+        return default
+    try:
+        value = convert(options[key])
+    except ValueError:
+        raise SpecprobeError(f"--drafter: {spec}: {key}={options[key]!r} is not a number") from None
+    if not value >= low or value == float("inf"):
+        raise SpecprobeError(f"--drafter: {spec}: {key}={options[key]} must be at least {low}")
+    return value
+
+
+def refuse_unknown_options(options: Mapping[str, str], known: Iterable[str], spec: str) -> None:
+    """Raise for an option that the drafter does not have: a setting must never be ignored in silence."""
+    known = tuple(known)
+    for key in options:
+        if key not in known:
+            raise SpecprobeError(f"--drafter: {spec} has no option {key!r}; it has {', '.join(known)}")

@@ -1,0 +1,129 @@
+"""Acceptance profiles: what a named engine, at a named version, does with drafts.
+
+A profile is data. It fixes which occurrence an n-gram lookup copies, whether a short draft is padded, and which
+model-free drafters the engine offers. `resolve_profile("vllm@0.32")` picks the newest known profile that is
+not above the version asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from specprobe.errors import SpecprobeError
+
+
+@dataclass(frozen=True, slots=True)
+class NgramRule:
+    """How an engine's n-gram drafter (prompt lookup) chooses the tokens to copy.
+
+    Of the lengths `max_n` down to `min_n`, the longest one that has an earlier occurrence is used.
+    `match`: the earliest or the latest of its occurrences. `pad`: whether the draft is filled up to the depth
+    with the last sampled token. `skip_newest`: how many of the newest tokens neither end an occurrence nor are
+    copied (an occurrence always ends before the newest token). `first_start`: the first start that is tried.
+    `copy_limit`: the most tokens copied, whatever the depth. `min_copied`: fewer available means no draft.
+    `min_history`: no draft while the history is shorter than this. `stop_at_end_token`: the copy is cut
+    before an end-of-text token.
+    """
+
+    min_n: int
+    max_n: int
+    match: Literal["earliest", "latest"]
+    pad: Literal["none", "last_token"] = "none"
+    skip_newest: int = 0
+    first_start: int = 0
+    copy_limit: int | None = None
+    min_copied: int = 1
+    min_history: int = 0
+    stop_at_end_token: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One engine at one version. `source` says where the rules were read."""
+
+    engine: str
+    version: str
+    ngram: NgramRule
+    drafters: tuple[str, ...]
+    source: str
+
+    @property
+    def name(self) -> str:
+        """The name that results carry, for example `vllm@0.30`."""
+        return f"{self.engine}@{self.version}"
+
+
+_VLLM_V1 = NgramRule(min_n=5, max_n=5, match="earliest")
+_VLLM_V2 = NgramRule(min_n=5, max_n=5, match="latest", pad="last_token")
+_VLLM_V1_SOURCE = "vllm {} vllm/v1/spec_decode/ngram_proposer.py"
+
+# Oldest first within an engine: the newest one not above the version asked for applies.
+PROFILES: tuple[Profile, ...] = (
+    *(
+        Profile("vllm", version, _VLLM_V1, ("ngram", "suffix"), _VLLM_V1_SOURCE.format(version))
+        for version in ("0.13", "0.22", "0.26", "0.30")
+    ),
+    Profile(
+        "vllm",
+        "0.33",
+        _VLLM_V2,
+        ("ngram", "suffix"),
+        "vllm 0.33 vllm/v1/worker/gpu/spec_decode/ngram/speculator.py (model runner V2)",
+    ),
+    Profile("vllm-v1", "0.33", _VLLM_V1, ("ngram", "suffix"), _VLLM_V1_SOURCE.format("0.33")),
+    Profile(
+        "hf",
+        "5.24",
+        NgramRule(min_n=1, max_n=2, match="earliest", stop_at_end_token=True),
+        ("ngram",),
+        "transformers 5.24 generation/candidate_generator.py, PromptLookupCandidateGenerator",
+    ),
+    Profile(
+        "llama.cpp",
+        "2026-10",
+        NgramRule(
+            min_n=12,
+            max_n=12,
+            match="latest",
+            skip_newest=1,
+            first_start=1,
+            copy_limit=48,
+            min_copied=12,
+            min_history=12 + 48 + 3,
+        ),
+        ("ngram",),
+        "llama.cpp 2026-10 common/ngram-map.cpp, ngram-simple",
+    ),
+)
+
+ENGINE_ALIASES = {"transformers": "hf", "llamacpp": "llama.cpp", "llama-cpp": "llama.cpp"}
+DEFAULT_ENGINE = "vllm"
+
+
+def resolve_profile(engine: str = DEFAULT_ENGINE) -> Profile:
+    """The profile for `NAME` or `NAME@VERSION`.
+
+    Raises SpecprobeError for an engine that is not known, and for a version that is not a number.
+    """
+    name, _, version = engine.strip().partition("@")
+    name = ENGINE_ALIASES.get(name.lower(), name.lower())
+    known = [profile for profile in PROFILES if profile.engine == name]
+    if not known:
+        names = ", ".join(dict.fromkeys(profile.engine for profile in PROFILES))
+        raise SpecprobeError(
+            f"--engine: {engine!r} is not a known engine; use one of {names}, with or without @VERSION"
+        )
+    if not version:
+        return known[-1]
+    wanted = _version_key(version, engine)
+    not_above = [profile for profile in known if _version_key(profile.version, engine) <= wanted]
+    return not_above[-1] if not_above else known[0]
+
+
+def _version_key(version: str, engine: str) -> tuple[int, ...]:
+    numbers = re.findall(r"\d+", version)
+    if not re.match(r"[vb]?\d", version) or not numbers:
+        raise SpecprobeError(f"--engine: {engine!r} has no version number after '@'; write for example vllm@0.30")
+    return tuple(int(number) for number in numbers)

@@ -1,0 +1,85 @@
+"""The recursion over rounds of DESIGN's exact replay, for one-hot drafts.
+
+For one-hot drafts every acceptance probability a_{s,i} is 0 or 1, so P(a round starts at s) is 0 or 1 too and the
+forward recursion is a walk: a round that starts at output token s and accepts j drafts emits j + 1 tokens, and the
+next round starts at s + j + 1. The prefill emits token 0 without a draft, so the first round starts at token 1
+(vLLM 0.32, and docs/method.md).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+NO_CONTEXT_LIMIT = np.iinfo(np.int64).max
+
+
+@njit(cache=True, nogil=True)
+def walk_rounds(
+    drafted: NDArray[np.int16],
+    accepted: NDArray[np.int16],
+    depth: int,
+    num_prompt: int,
+    num_known: int,
+    max_model_len: int,
+    drafted_at: NDArray[np.int32],
+    at_risk_at: NDArray[np.int32],
+    accepted_at: NDArray[np.int32],
+) -> tuple[int, int]:
+    """Count the rounds of one response at one depth.
+
+    `drafted`, `accepted` [K, N]: a drafter's proposals (see `Proposals`), row k-1 for depth k. `num_known` >= N
+    counts the output tokens that are known, the recorded tail included. Adds to position i-1 of `drafted_at`
+    (rounds whose draft had at least i tokens), `at_risk_at` (... and positions 1..i-1 were accepted, and what the
+    target wrote at position i is known) and `accepted_at` (... and position i was accepted).
+    Returns the number of rounds and where the next round would start (N, or beyond it by what the last round
+    emitted past the end).
+    """
+    num_output = drafted.shape[1]
+    start = 1
+    rounds = 0
+    while start < num_output:
+        rounds += 1
+        # An engine never lets a draft run into the context limit; it then asks for a shallower draft.
+        allowed = min(depth, max_model_len - 1 - num_prompt - start)
+        num_drafted = 0
+        num_accepted = 0
+        if allowed > 0:
+            num_drafted = drafted[allowed - 1, start]
+            num_accepted = accepted[allowed - 1, start]
+        for i in range(num_drafted):
+            drafted_at[i] += 1
+        for i in range(min(num_drafted, num_accepted + 1, num_known - start)):
+            at_risk_at[i] += 1
+        for i in range(num_accepted):
+            accepted_at[i] += 1
+        start += num_accepted + 1
+    return rounds, start
+
+
+@njit(cache=True, nogil=True)
+def walk_all_depths(
+    drafted: NDArray[np.int16],
+    accepted: NDArray[np.int16],
+    num_prompt: int,
+    num_known: int,
+    max_model_len: int,
+    rounds: NDArray[np.int32],
+    drafted_at: NDArray[np.int32],
+    at_risk_at: NDArray[np.int32],
+    accepted_at: NDArray[np.int32],
+) -> None:
+    """`walk_rounds` for every depth: `rounds` [K], the others [K, K] with the depth first."""
+    for row in range(drafted.shape[0]):
+        rounds[row], _ = walk_rounds(
+            drafted,
+            accepted,
+            row + 1,
+            num_prompt,
+            num_known,
+            max_model_len,
+            drafted_at[row],
+            at_risk_at[row],
+            accepted_at[row],
+        )

@@ -1,0 +1,207 @@
+"""Slow, plain versions of what specprobe computes fast, written from the rules alone: the tests' second opinion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specprobe.profiles import NgramRule
+from specprobe.trajectory import Trajectory, token_ids
+
+Propose = Callable[[list[int], int], list[int]]
+
+
+def make_trajectory(
+    prompt: Sequence[int],
+    output: Sequence[int],
+    tail: Sequence[int] = (),
+    *,
+    name: str | int = "p",
+    temperature: float = 0.0,
+) -> Trajectory:
+    return Trajectory(name, token_ids(prompt), token_ids(output), "logged", temperature, token_ids(tail))
+
+
+@dataclass
+class Counters:
+    """What an engine's counters hold after one response."""
+
+    rounds: int = 0
+    drafted_rounds: int = 0
+    drafted_tokens: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+    emitted: list[int] = field(default_factory=list)
+    past_end: int = 0
+
+
+def draft_and_verify(
+    trajectory: Trajectory, propose: Propose, depth: int, max_model_len: int | None = None
+) -> Counters:
+    """Write the response with a drafter: draft, compare with what the target says next, emit, repeat."""
+    target_says = [*trajectory.output_ids.tolist(), *trajectory.tail_ids.tolist()]
+    num_output = len(trajectory.output_ids)
+    sequence = trajectory.prompt_ids.tolist()
+    counters = Counters(accepted_at=[0] * depth)
+    if num_output:
+        sequence.append(target_says[0])
+        counters.emitted.append(target_says[0])
+    while 0 < len(counters.emitted) < num_output:
+        allowed = depth if max_model_len is None else min(depth, max_model_len - 1 - len(sequence))
+        draft = propose(sequence, allowed) if allowed > 0 else []
+        position = len(counters.emitted)
+        accepted = 0
+        while accepted < len(draft) and target_says[position + accepted : position + accepted + 1] == [draft[accepted]]:
+            accepted += 1
+        counters.rounds += 1
+        counters.drafted_rounds += bool(draft)
+        counters.drafted_tokens += len(draft)
+        for i in range(accepted):
+            counters.accepted_at[i] += 1
+        emitted = target_says[position : position + accepted + 1]
+        sequence += emitted
+        counters.emitted += emitted
+    counters.past_end = len(counters.emitted) - num_output
+    return counters
+
+
+def ngram_propose(rule: NgramRule, end_tokens: Sequence[int] = ()) -> Propose:
+    """An engine's n-gram drafter, by exhaustive search."""
+
+    def propose(history: list[int], depth: int) -> list[int]:
+        return pad(copy(history, depth), history, depth)
+
+    def pad(draft: list[int], history: list[int], depth: int) -> list[int]:
+        return draft + [history[-1]] * (depth - len(draft)) if rule.pad == "last_token" else draft
+
+    def copy(history: list[int], depth: int) -> list[int]:
+        n = len(history)
+        if n < rule.min_history:
+            return []
+        usable = n - rule.skip_newest
+        for size in range(rule.max_n, rule.min_n - 1, -1):
+            starts = [s for s in range(rule.first_start, usable - size) if history[s : s + size] == history[n - size :]]
+            if starts and size <= n:
+                start = min(starts) if rule.match == "earliest" else max(starts)
+                found = history[start + size : usable][: rule.copy_limit]
+                if rule.stop_at_end_token:
+                    found = found[: next((i for i, t in enumerate(found) if t in end_tokens), len(found))]
+                return found[:depth] if len(found) >= rule.min_copied else []
+        return []
+
+    return propose
+
+
+class Trie:
+    """A suffix tree of limited depth without path compression, its children in arctic-inference's order."""
+
+    def __init__(self, max_depth: int) -> None:
+        self.max_depth = max_depth
+        self.root: dict = {"count": 0, "children": []}
+
+    def append(self, sequence: Sequence[int], length: int) -> None:
+        """Count every suffix of `sequence[:length]` of at most max_depth tokens, ended by its newest token."""
+        for start in range(max(0, length - self.max_depth), length):
+            node = self.root
+            for token in sequence[start : length - 1]:
+                node = next(c for c in node["children"] if c["token"] == token)
+            child = next((c for c in node["children"] if c["token"] == sequence[length - 1]), None)
+            if child is None:
+                node["children"].append({"token": sequence[length - 1], "count": 1, "children": []})
+            else:
+                raise_count(node["children"], child)
+
+    def remove(self, sequence: Sequence[int]) -> None:
+        """Take a whole sequence out again."""
+        for start in range(len(sequence)):
+            node = self.root
+            for token in sequence[start : start + self.max_depth]:
+                child = next(c for c in node["children"] if c["token"] == token)
+                lower_count(node["children"], child)
+                node = child
+
+    def draft(self, context: Sequence[int], limit: int, factor: float, floor: float) -> tuple[list[int], np.float32]:
+        """The best draft over all match lengths, and its score."""
+        best: list[int] = []
+        best_score = np.float32(0)
+        for match in range(1, len(context)):
+            node = self.root
+            for token in context[len(context) - match :]:
+                node = next((c for c in node["children"] if c["token"] == token), None)
+                if node is None:
+                    break
+            if node is None:
+                break
+            draft: list[int] = []
+            score, prob = np.float32(0), np.float32(1)
+            while len(draft) < min(limit, int(match * factor + 1e-6)) and node["children"]:
+                child = node["children"][0]
+                prob = np.float32(prob * np.float32(np.float32(child["count"]) / np.float32(node["count"])))
+                if prob < np.float32(floor):
+                    break
+                draft.append(child["token"])
+                score = np.float32(score + prob)
+                node = child
+            if score >= best_score:
+                best, best_score = draft, score
+        return best, best_score
+
+
+def raise_count(siblings: list[dict], child: dict) -> None:
+    index = siblings.index(child)
+    child["count"] += 1
+    if index == 0 or siblings[index - 1]["count"] > child["count"]:
+        return
+    before = siblings[index - 1]["count"]
+    siblings.pop(index)
+    siblings.insert(next(i for i, c in enumerate(siblings) if c["count"] == before), child)
+
+
+def lower_count(siblings: list[dict], child: dict) -> None:
+    index = siblings.index(child)
+    before = child["count"]
+    child["count"] -= 1
+    if child["count"] == 0:
+        siblings.pop(index)
+        return
+    if index + 1 < len(siblings) and siblings[index + 1]["count"] == before:
+        siblings.pop(index)
+        lower = next((i for i, c in enumerate(siblings) if c["count"] < before), len(siblings))
+        siblings.insert(lower, child)
+
+
+class SuffixCache:
+    """Suffix decoding over requests, one at a time."""
+
+    def __init__(self, max_depth: int, max_cached: int, factor: float, floor: float) -> None:
+        self.max_depth, self.max_cached, self.factor, self.floor = max_depth, max_cached, factor, floor
+        self.shared = Trie(max_depth)
+        self.cached: list[list[int]] = []
+
+    def start(self, prompt: list[int]) -> None:
+        self.local, self.num_prompt, self.num_local, self.num_shared = Trie(self.max_depth), len(prompt), 0, 0
+        if self.max_cached:
+            while len(self.cached) >= self.max_cached:
+                self.shared.remove(self.cached.pop(0))
+
+    def see(self, sequence: list[int]) -> None:
+        while self.num_local < len(sequence):
+            self.num_local += 1
+            self.local.append(sequence, self.num_local)
+        response = sequence[self.num_prompt :]
+        while self.max_cached and self.num_shared < len(response):
+            self.num_shared += 1
+            self.shared.append(response, self.num_shared)
+
+    def propose(self, sequence: list[int], depth: int) -> list[int]:
+        self.see(sequence)
+        context = sequence[-self.max_depth :]
+        local, local_score = self.local.draft(context, depth, self.factor, self.floor)
+        shared, shared_score = self.shared.draft(context, depth, self.factor, self.floor)
+        return local if local_score >= shared_score else shared
+
+    def stop(self, sequence: list[int]) -> None:
+        self.see(sequence)
+        if self.max_cached:
+            self.cached.append(sequence[self.num_prompt :])
