@@ -1,0 +1,206 @@
+"""Cost: what a round costs, as a function of batch, query tokens per sequence, and context.
+
+A `CostTable` holds points and interpolates between them; where they come from (`measured` on this device, or a
+`file`) is part of it and of every result made with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specprobe.errors import SpecprobeError
+
+SCHEMA = "specprobe.cost/1"
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class CostPoint:
+    """The time of one forward pass of the target over `batch` sequences.
+
+    `query_tokens`: new tokens per sequence (1 + drafted in a round); `context`: tokens already in the KV cache of
+    each. `seconds`: the median of `repeats` timings; `spread_seconds`: their scaled median absolute deviation
+    (1.4826 MAD, the standard deviation of a normal sample); `outliers`: timings beyond 5 spreads of the median.
+    """
+
+    batch: int
+    query_tokens: int
+    context: int
+    seconds: float
+    spread_seconds: float = 0.0
+    repeats: int = 1
+    outliers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Round times on a full grid of batch x query tokens x context, linear in between.
+
+    `drafter_seconds` maps a drafter's name to its seconds per draft and sequence. `prefill_token_seconds` is the
+    time per prompt token of a prefill. `conditions` says on what and how it was measured.
+    Raises SpecprobeError where a combination of the grid is missing or a time is not positive.
+    """
+
+    source: Literal["measured", "file"]
+    points: tuple[CostPoint, ...]
+    drafter_seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    prefill_token_seconds: float = 0.0
+    conditions: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise SpecprobeError("cost: no points; give at least one batch, query_tokens, context and seconds")
+        for point in self.points:
+            if min(point.batch, point.query_tokens) < 1 or point.context < 0:
+                raise SpecprobeError(f"cost: {point}: batch and query_tokens start at 1, context at 0")
+            if not 0 < point.seconds < math.inf:
+                raise SpecprobeError(f"cost: {point}: seconds must be positive")
+        have = {(p.batch, p.query_tokens, p.context) for p in self.points}
+        if len(have) < len(self.points):
+            raise SpecprobeError("cost: a combination of batch, query_tokens and context occurs twice")
+        for batch, query, context in product(self.batches, self.query_tokens, self.contexts):
+            if (batch, query, context) not in have:
+                raise SpecprobeError(
+                    f"cost: no point for batch {batch}, query_tokens {query}, context {context}; "
+                    "every combination of the values given is needed"
+                )
+
+    @property
+    def batches(self) -> list[int]:
+        """The batch sizes of the grid, rising."""
+        return sorted({point.batch for point in self.points})
+
+    @property
+    def query_tokens(self) -> list[int]:
+        """The query tokens per sequence of the grid, rising."""
+        return sorted({point.query_tokens for point in self.points})
+
+    @property
+    def contexts(self) -> list[int]:
+        """The contexts of the grid, rising."""
+        return sorted({point.context for point in self.points})
+
+    def round_seconds(self, batch: float, query_tokens: float | Floats, context: float) -> Floats:
+        """Seconds of one round, same shape as `query_tokens`; held constant beyond the ends of the grid."""
+        return self._interpolate("seconds", batch, query_tokens, context)
+
+    def round_spread(self, batch: float, query_tokens: float | Floats, context: float) -> Floats:
+        """The standard error of `round_seconds` that the repeats show, in seconds."""
+        return self._interpolate("spread", batch, query_tokens, context)
+
+    def reaches(self, batch: float, query_tokens: float) -> bool:
+        """Whether the grid covers this batch and these query tokens: nothing may be extrapolated in silence."""
+        return self.batches[0] <= batch <= self.batches[-1] and query_tokens <= self.query_tokens[-1]
+
+    def _interpolate(
+        self, what: Literal["seconds", "spread"], batch: float, query_tokens: float | Floats, context: float
+    ) -> Floats:
+        """Linear along each axis; along the batch it is linear in the time, not in a fitted line."""
+        batches, queries, contexts = self.batches, self.query_tokens, self.contexts
+        values = {
+            (p.batch, p.query_tokens, p.context): p.seconds
+            if what == "seconds"
+            # The standard error of a median of n is about 1.2533 sigma / sqrt(n).
+            else 1.2533 * p.spread_seconds / math.sqrt(p.repeats)
+            for p in self.points
+        }
+        grid = np.array([values[key] for key in product(batches, queries, contexts)])
+        grid = grid.reshape(len(batches), len(queries), len(contexts))
+        at_batch = _between(grid, batches, batch)
+        at_context = _between(np.moveaxis(at_batch, 1, 0), contexts, context)
+        return np.interp(np.asarray(query_tokens, dtype=np.float64), queries, at_context)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of a cost file."""
+        return {
+            "schema": SCHEMA,
+            "source": self.source,
+            "conditions": dict(self.conditions),
+            "prefill_token_seconds": self.prefill_token_seconds,
+            "drafter_seconds": dict(self.drafter_seconds),
+            "points": [
+                {
+                    "batch": p.batch,
+                    "query_tokens": p.query_tokens,
+                    "context": p.context,
+                    "seconds": p.seconds,
+                    "spread_seconds": p.spread_seconds,
+                    "repeats": p.repeats,
+                    "outliers": p.outliers,
+                }
+                for p in self.points
+            ],
+        }
+
+
+def read_cost_file(path: Path) -> CostTable:
+    """The cost table of a JSON file (docs/method.md, "Cost files"); its source is `file`, whoever wrote it."""
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise SpecprobeError(f"{path}: {error.strerror or 'cannot be read'}; give a cost file with --cost") from None
+    except ValueError:
+        raise SpecprobeError(f"{path}: not JSON; see 'Cost files' in docs/method.md") from None
+    try:
+        return cost_from_json(document, "file")
+    except SpecprobeError as error:
+        raise SpecprobeError(f"{path}: {error}") from None
+
+
+def cost_from_json(document: Any, source: Literal["measured", "file"]) -> CostTable:
+    """A cost table from its document. Raises SpecprobeError for anything that is not one."""
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        found = document.get("schema") if isinstance(document, dict) else None
+        raise SpecprobeError(f"cost: schema is {found!r}; this version reads {SCHEMA!r}")
+    rows = document.get("points")
+    if not isinstance(rows, list):
+        raise SpecprobeError("cost: 'points' must be a list")
+    drafters = document.get("drafter_seconds") or {}
+    if not isinstance(drafters, dict):
+        raise SpecprobeError("cost: 'drafter_seconds' must map a drafter's name to seconds")
+    return CostTable(
+        source=source,
+        points=tuple(_point(row, number) for number, row in enumerate(rows, 1)),
+        drafter_seconds={str(name): _number(value, f"drafter_seconds[{name!r}]") for name, value in drafters.items()},
+        prefill_token_seconds=_number(document.get("prefill_token_seconds", 0.0), "prefill_token_seconds"),
+        conditions=document.get("conditions") or {},
+    )
+
+
+def _point(row: Any, number: int) -> CostPoint:
+    if not isinstance(row, dict):
+        raise SpecprobeError(f"cost: point {number} is not an object")
+    values = {key: _number(row.get(key), f"point {number}: {key!r}") for key in ("batch", "query_tokens", "context")}
+    return CostPoint(
+        batch=int(values["batch"]),
+        query_tokens=int(values["query_tokens"]),
+        context=int(values["context"]),
+        seconds=_number(row.get("seconds"), f"point {number}: 'seconds'"),
+        spread_seconds=_number(row.get("spread_seconds", 0.0), f"point {number}: 'spread_seconds'"),
+        repeats=max(1, int(_number(row.get("repeats", 1), f"point {number}: 'repeats'"))),
+        outliers=int(_number(row.get("outliers", 0), f"point {number}: 'outliers'")),
+    )
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise SpecprobeError(f"cost: {what} must be a number that is not negative")
+    return float(value)
+
+
+def _between(grid: Floats, knots: Sequence[int], at: float) -> Floats:
+    """The grid interpolated along its first axis."""
+    position = float(np.interp(at, knots, np.arange(len(knots))))
+    low = min(int(position), len(knots) - 1)
+    high = min(low + 1, len(knots) - 1)
+    return grid[low] + (position - low) * (grid[high] - grid[low])

@@ -1,0 +1,64 @@
+"""The settings of an engine that switch on what was recommended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Schedule = Sequence[tuple[int, int, int]]
+
+
+def engine_config(
+    engine: str, drafter: str, config: Mapping[str, Any], depth: int, schedule: Schedule
+) -> dict[str, Any]:
+    """`{engine: settings}` for the engine whose rules were replayed; empty where it has no such drafter."""
+    writer = EXPORTS.get((engine, drafter))
+    return {engine.removesuffix("-v1"): writer(config, depth, schedule)} if writer else {}
+
+
+def _vllm_ngram(config: Mapping[str, Any], depth: int, schedule: Schedule) -> dict[str, Any]:
+    settings = {
+        "method": "ngram",
+        "num_speculative_tokens": depth,
+        "prompt_lookup_min": config["min"],
+        "prompt_lookup_max": config["max"],
+    }
+    if len({row[2] for row in schedule}) > 1:
+        settings["num_speculative_tokens"] = max(depth, *(row[2] for row in schedule))
+        settings["num_speculative_tokens_per_batch_size"] = [list(row) for row in schedule]
+    return settings
+
+
+def _vllm_suffix(config: Mapping[str, Any], depth: int, _: Schedule) -> dict[str, Any]:
+    # vLLM 0.33's V1 runner, which serves suffix, keeps the depth whatever the batch: no table.
+    return {
+        "method": "suffix",
+        "num_speculative_tokens": depth,
+        "suffix_decoding_max_tree_depth": config["max_tree_depth"],
+        "suffix_decoding_max_cached_requests": config["max_cached_requests"],
+        "suffix_decoding_max_spec_factor": config["max_spec_factor"],
+        "suffix_decoding_min_token_prob": config["min_token_prob"],
+    }
+
+
+def _hf_ngram(config: Mapping[str, Any], depth: int, _: Schedule) -> dict[str, Any]:
+    return {"prompt_lookup_num_tokens": depth, "max_matching_ngram_size": config["max"]}
+
+
+def _llama_cpp_ngram(config: Mapping[str, Any], depth: int, _: Schedule) -> dict[str, Any]:
+    return {
+        "--spec-type": "ngram-simple",
+        "--spec-draft-n-max": depth,
+        "--spec-ngram-simple-size-n": config["max"],
+        "--spec-ngram-simple-size-m": config["copy"],
+    }
+
+
+EXPORTS: Mapping[tuple[str, str], Callable[[Mapping[str, Any], int, Schedule], dict[str, Any]]] = {
+    ("vllm", "ngram"): _vllm_ngram,
+    ("vllm-v1", "ngram"): _vllm_ngram,
+    ("vllm", "suffix"): _vllm_suffix,
+    ("vllm-v1", "suffix"): _vllm_suffix,
+    ("hf", "ngram"): _hf_ngram,
+    ("llama.cpp", "ngram"): _llama_cpp_ngram,
+}

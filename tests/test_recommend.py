@@ -1,0 +1,181 @@
+"""The verdict on made-up acceptance and cost, where the answer is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specprobe.acceptance import Acceptance
+from specprobe.cost import CostPoint, CostTable
+from specprobe.drafters.suffix import SuffixDrafter
+from specprobe.errors import SpecprobeError
+from specprobe.recommend import Lengths, decide, recommend
+
+NUM_PROMPTS, DEPTH = 40, 3
+
+
+def acceptance(accepted_share: float, *, coverage: float = 1.0, drafter: str = "ngram", num_prompts: int = NUM_PROMPTS):
+    """Every prompt has about 100 rounds; each position is accepted with the given share, a little uneven."""
+    rng = np.random.default_rng(7)
+    rounds = np.zeros((num_prompts, DEPTH), dtype=np.int32)
+    drafted = np.zeros((num_prompts, DEPTH, DEPTH), dtype=np.int32)
+    at_risk, accepted = drafted.copy(), drafted.copy()
+    output = np.full(num_prompts, 121, dtype=np.int32)
+    for k in range(DEPTH):
+        share = np.clip(accepted_share * rng.uniform(0.9, 1.1, num_prompts), 0, 1)
+        lengths = coverage * sum(share**i for i in range(1, k + 2))
+        rounds[:, k] = np.maximum(np.round(120 / (1 + lengths)), 1)
+        for i in range(k + 1):
+            drafted[:, k, i] = np.round(rounds[:, k] * coverage)
+            at_risk[:, k, i] = np.round(drafted[:, k, i] * share**i)
+            accepted[:, k, i] = np.round(drafted[:, k, i] * share ** (i + 1))
+    config = dict(SuffixDrafter().config) if drafter == "suffix" else {"min": 2, "max": 4}
+    return Acceptance(
+        drafter, config, True, 0.0, "greedy", tuple(range(num_prompts)), output, rounds, drafted,
+        at_risk, accepted,
+    )  # fmt: skip
+
+
+LENGTHS = Lengths(np.full(NUM_PROMPTS, 100, dtype=np.int32), np.full(NUM_PROMPTS, 121, dtype=np.int32))
+
+
+def cost(seconds, batches=(1, 8, 64)) -> CostTable:
+    return CostTable(
+        "file",
+        tuple(CostPoint(b, q, c, seconds(b, q)) for b in batches for q in (1, 2, 4) for c in (64, 256)),
+    )
+
+
+def memory_bound(_batch, _query):
+    return 0.010
+
+
+def compute_bound(batch, query):
+    return 0.001 * batch * query
+
+
+def advise(results, table, *concurrencies):
+    return recommend(results, LENGTHS, table, concurrencies=concurrencies, engine_profile="vllm@0.33")
+
+
+def test_where_a_round_costs_the_same_the_gain_is_the_tokens_per_round():
+    result = acceptance(0.7)
+    (verdict,) = advise([result], cost(memory_bound), 1).by_concurrency
+    assert verdict.verdict == "speculate"
+    assert verdict.best.depth == 3
+    assert verdict.best.speedup == pytest.approx(result.totals(3).tokens_per_round)
+    assert verdict.best.break_even_tokens_per_round == pytest.approx(1.0)
+    assert verdict.best.low < verdict.best.speedup < verdict.best.high
+
+
+def test_where_every_token_costs_a_full_pass_nobody_should_speculate():
+    (verdict,) = advise([acceptance(0.7)], cost(compute_bound), 64).by_concurrency
+    assert verdict.verdict == "dont"
+    # Depth 1: two tokens are paid for, 1.7 come out.
+    assert verdict.best.depth == 1
+    assert verdict.best.speedup == pytest.approx(1.7 / 2, rel=0.02)
+    assert verdict.best.break_even_acceptance_length == pytest.approx(2.0)
+
+
+def test_the_verdict_turns_with_concurrency_and_the_schedule_follows():
+    def turning(batch, query):
+        return max(0.010, 0.0004 * batch * query)
+
+    advice = advise([acceptance(0.5)], cost(turning), 1, 64)
+    first, last = advice.by_concurrency
+    assert (first.verdict, last.verdict) == ("speculate", "dont")
+    assert 1 < advice.crossover_concurrency <= 64
+    assert advice.schedule[0][0] == 1
+    assert advice.schedule[-1][1:] == (64, 0)
+    assert [row[0] for row in advice.schedule[1:]] == [row[1] + 1 for row in advice.schedule[:-1]]
+    settings = advice.export["vllm"]
+    assert settings["method"] == "ngram"
+    assert settings["num_speculative_tokens_per_batch_size"] == [list(row) for row in advice.schedule]
+
+
+def test_nothing_is_exported_when_nothing_should_be_switched_on():
+    assert advise([acceptance(0.3)], cost(compute_bound), 8).export == {}
+
+
+def test_the_drafters_own_time_counts():
+    table = cost(memory_bound)
+    slow = CostTable("file", table.points, drafter_seconds={"ngram": 0.010})
+    fast, slowed = (advise([acceptance(0.7)], t, 1).by_concurrency[0].best.speedup for t in (table, slow))
+    assert slowed == pytest.approx(fast / 2)
+
+
+def test_rounds_without_a_draft_cost_an_ordinary_round_at_concurrency_one():
+    def by_query(_batch, query):
+        return {1: 0.010, 2: 0.020, 4: 0.040}[query]
+
+    result = acceptance(0.8, coverage=0.25)
+    (verdict,) = advise([result], cost(by_query), 1).by_concurrency
+    option = next(option for option in verdict.options if option.depth == 1)
+    share = result.totals(1).coverage
+    assert option.round_seconds == pytest.approx(0.010 + share * 0.010)
+    assert option.p95_round_seconds == pytest.approx(0.020)
+
+
+def test_the_better_drafter_wins_and_the_other_is_runner_up():
+    results = [acceptance(0.3), acceptance(0.8, drafter="suffix")]
+    verdict = advise(results, cost(memory_bound), 1).by_concurrency[0]
+    assert verdict.best.drafter == "suffix"
+    assert verdict.runner_up.drafter == "ngram"
+    assert len(verdict.options) == 2 * DEPTH
+
+
+def test_of_two_depths_that_hardly_differ_the_shallower_is_chosen():
+    verdict = advise([acceptance(0.02)], cost(memory_bound), 1).by_concurrency[0]
+    assert verdict.best.depth == 1
+
+
+@pytest.mark.parametrize(
+    ("speedup", "low", "high", "verdict"),
+    [(1.5, 1.3, 1.7, "speculate"), (0.8, 0.7, 0.9, "dont"), (1.2, 0.9, 1.5, "close"), (1.03, 1.01, 1.08, "close"),
+     (1.0, 1.0, 1.0, "dont"), (0.99, 0.9, 1.1, "close"), (1.5, None, None, "close"), (0.8, None, None, "dont")],
+)  # fmt: skip
+def test_decide(speedup, low, high, verdict):
+    assert decide(speedup, low, high) == verdict
+
+
+def test_repeated_timings_that_scatter_widen_the_interval():
+    def scattered(spread):
+        points = tuple(
+            CostPoint(b, q, c, 0.010, spread_seconds=spread, repeats=5)
+            for b in (1, 8)
+            for q in (1, 2, 4)
+            for c in (64, 256)
+        )
+        best = advise([acceptance(0.7)], CostTable("measured", points), 1).by_concurrency[0].best
+        return best.high / best.low
+
+    assert scattered(0.003) > scattered(0.0)
+
+
+def test_what_the_cost_table_does_not_cover_is_said():
+    codes = {notice.code for notice in advise([acceptance(0.5)], cost(memory_bound, batches=(1, 8)), 64).notices}
+    assert "cost_batch_not_covered" in codes
+    shallow = CostTable("file", tuple(CostPoint(1, q, c, 0.01) for q in (1, 2) for c in (64, 256)))
+    codes = {notice.code for notice in advise([acceptance(0.5)], shallow, 1).notices}
+    assert "cost_query_not_covered" in codes
+    assert not advise([acceptance(0.5)], cost(memory_bound), 8).notices
+
+
+def test_a_run_without_rounds_is_refused():
+    empty = acceptance(0.5, num_prompts=2)
+    empty.rounds[:] = 0
+    with pytest.raises(SpecprobeError, match="no rounds"):
+        advise([empty], cost(memory_bound), 1)
+
+
+def test_the_document_has_what_scripts_rely_on():
+    document = advise([acceptance(0.7)], cost(memory_bound), 1, 8).to_json()
+    assert document["schema"] == "specprobe.recommendation/1"
+    assert document["cost_source"] == "file"
+    for entry in document["by_concurrency"]:
+        assert entry["verdict"] in ("speculate", "dont", "close")
+        assert set(entry["speedup"]) == {"point", "low", "high", "level"}
+        for option in entry["options"]:
+            assert {"drafter", "depth", "speedup", "output_tokens_per_second", "itl_p50_ms", "itl_p95_ms", "tpot_ms",
+                    "request_latency_s"} <= set(option)  # fmt: skip
+    assert {"crossover_concurrency", "schedule", "export"} <= set(document)
