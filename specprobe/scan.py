@@ -1,0 +1,361 @@
+"""One source -> the prompts in it, one at a time, while everything seen or left out is tallied."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specprobe.containers import Contents, Skip, hub_rows, plain_name, read_rows
+from specprobe.errors import SpecprobeError
+from specprobe.formats import FORMATS, TEXT_COLUMNS, ExportError, parse, parse_as, parse_field
+from specprobe.formats.conversation import Completion, Conversation, Parsed, Request, Requests, TokenRow, requests
+from specprobe.formats.request import has_structured_output, has_unreadable_tools
+from specprobe.notices import Notice, inert
+from specprobe.sources import Source, open_source
+
+LINES_KEPT = 5
+"""How many line numbers are kept for each skip reason, so that a report can point at the first ones."""
+
+MANY_SKIPPED = 0.1
+"""Share of rows without a prompt above which the rest may no longer stand for the traffic."""
+
+ID_KEYS = ("id", "custom_id", "question_id", "task_id", "instance_id", "conversation_id", "prompt_id", "uuid")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How rows become prompts.
+
+    `format` forces one of FORMATS on every row, `prompt_field` names the column of the prompt. `first_turn` takes
+    the first user turn of each row instead of one prompt for each logged answer. `dedupe` keeps the first of equal
+    prompts. `max_prompts` stops reading early. `answers_only` leaves out prompts without a logged answer.
+    """
+
+    format: str | None = None
+    prompt_field: str | None = None
+    first_turn: bool = False
+    dedupe: bool = False
+    max_prompts: int | None = None
+    answers_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format is not None and self.format not in FORMATS:
+            raise SpecprobeError(f"--format {inert(self.format)}: unknown; choose one of {', '.join(FORMATS)}")
+        if self.max_prompts is not None and self.max_prompts < 1:
+            raise SpecprobeError(f"--max-prompts {self.max_prompts}: must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class FileSummary:
+    """What one source held.
+
+    `rows` counts lines, elements or records that are not blank. `first_turns`, `answers` and `prompts` are the
+    prompts by the rules "first user turn only", "one for each logged answer" and "what analyze would use".
+    `skipped` counts, by reason, rows without a first user turn to send, and logged answers that are none
+    (empty_answer, error_answer); `lines` holds the first places of each. `cut` counts answers whose context cannot
+    be replayed, `repaired` rows in which lone surrogates were replaced. `error` says why nothing could be used.
+    """
+
+    path: str
+    container: str | None
+    compression: str | None
+    rows: int
+    first_turns: int
+    answers: int
+    prompts: int
+    formats: Mapping[str, int]
+    columns: Mapping[str, int]
+    skipped: Mapping[str, int]
+    lines: Mapping[str, tuple[int, ...]]
+    cut: Mapping[str, int]
+    repaired: int
+    structured_outputs: int
+    notices: tuple[Notice, ...]
+    error: str | None
+
+    @property
+    def format(self) -> str | None:
+        """The one format of the file, "mixed" where rows differ, None where no row was understood."""
+        return only_or_mixed(self.formats)
+
+
+def only_or_mixed(names: Mapping[str, int]) -> str | None:
+    """The only key, or "mixed"; None of none."""
+    return next(iter(names), None) if len(names) < 2 else "mixed"
+
+
+@dataclass(slots=True)
+class RowPrompts:
+    """The prompts to use of one row. Rows are handed on whole, since prompts of a row mostly extend one another."""
+
+    source: str
+    line: int
+    row: Any
+    parsed: Parsed
+    requests: list[Request]
+
+    def ids(self) -> list[str | int]:
+        """The row's own id, `id#n` where the row gives several prompts, `file:line` where it has none."""
+        own = own_id(self.row)
+        base = f"{self.source}:{self.line}" if own is None else own
+        count = len(self.requests)
+        return [base] if count == 1 else [f"{base}#{n}" for n in range(1, count + 1)]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts that grow while a source is read; `freeze` makes the summary of them."""
+
+    path: str
+    container: str | None = None
+    compression: str | None = None
+    rows: int = 0
+    first_turns: int = 0
+    answers: int = 0
+    prompts: int = 0
+    rows_without_prompt: int = 0
+    formats: Counter[str] = field(default_factory=Counter)
+    columns: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    lines: dict[str, list[int]] = field(default_factory=dict)
+    cut: Counter[str] = field(default_factory=Counter)
+    repaired: int = 0
+    structured_outputs: int = 0
+    unreadable_tools: int = 0
+    keys_seen: tuple[str, ...] = ()
+    notices: list[Notice] = field(default_factory=list)
+    error: str | None = None
+
+    def skip(self, reason: str, line: int) -> None:
+        """Count one thing left out."""
+        self.skipped[reason] += 1
+        places = self.lines.setdefault(reason, [])
+        if len(places) < LINES_KEPT and (not places or places[-1] != line):
+            places.append(line)
+
+    def fail(self, message: str) -> None:
+        """Nothing of this source may be used; what was counted before is withdrawn, since half a file misleads."""
+        self.first_turns = self.answers = self.prompts = 0
+        self.error = message
+
+    def freeze(self) -> FileSummary:
+        """The summary, with the warnings that the counts call for."""
+        notices = [*self.notices, *self._warnings()]
+        error = self.error or (None if self.prompts else self._why_nothing())
+        return FileSummary(
+            path=self.path,
+            container=self.container,
+            compression=self.compression,
+            rows=self.rows,
+            first_turns=self.first_turns,
+            answers=self.answers,
+            prompts=self.prompts,
+            formats=dict(self.formats),
+            columns=dict(self.columns),
+            skipped=dict(self.skipped),
+            lines={reason: tuple(lines) for reason, lines in self.lines.items()},
+            cut=dict(self.cut),
+            repaired=self.repaired,
+            structured_outputs=self.structured_outputs,
+            notices=tuple(notices),
+            error=error,
+        )
+
+    def _warnings(self) -> Iterator[Notice]:
+        if self.prompts and self.rows_without_prompt > MANY_SKIPPED * self.rows:
+            share = self.rows_without_prompt / self.rows
+            yield Notice(
+                "many_skipped",
+                f"{self.path}: {self.rows_without_prompt} of {self.rows} rows ({share:.0%}) gave no prompt "
+                f"({self._reasons()}); the rest may not stand for the traffic: mend them or check the format",
+            )
+        if self.cut:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in self.cut.items())
+            yield Notice(
+                "answers_cut",
+                f"{self.path}: {self.cut.total()} logged answers are not replayed, since their context cannot be "
+                f"({reasons}); nothing to do unless they matter",
+            )
+        if self.repaired:
+            yield Notice(
+                "text_repaired",
+                f"{self.path}: lone surrogates in {self.repaired} rows were replaced by U+FFFD, since tokenizers "
+                "refuse them; the writer of the log cuts characters in two",
+            )
+        if self.unreadable_tools:
+            yield Notice(
+                "tools_unreadable",
+                f"{self.path}: `tools` of {self.unreadable_tools} rows is no list of tools and was left out, so these "
+                "prompts are shorter than what was served; log it as JSON",
+            )
+        if len(self.columns) > 1:
+            columns = ", ".join(f"{inert(column)} {count}" for column, count in self.columns.most_common())
+            yield Notice(
+                "several_columns",
+                f"{self.path}: prompts come from several columns ({columns}); their acceptance is averaged: "
+                "use --prompt-field or --format to take one",
+            )
+
+    def _reasons(self) -> str:
+        parts = []
+        for reason, count in self.skipped.items():
+            lines = ", ".join(map(str, self.lines[reason]))
+            unit = "line" if self.container in ("jsonl", "csv") else "row"
+            parts.append(f"{reason} {count}, first at {unit} {lines}")
+        return "; ".join(parts)
+
+    def _why_nothing(self) -> str:
+        if not self.rows:
+            return f"{self.path}: no rows; nothing to read"
+        if set(self.skipped) == {"length_only"}:
+            return f"{self.path}: lengths only, no text: cannot be replayed; log the prompts too"
+        keys = ", ".join(inert(key) for key in self.keys_seen) or "none"
+        hint = _answers_only_hint(self.keys_seen) or "name the prompt's column with --prompt-field"
+        return f"{self.path}: no usable prompt in {self.rows} rows ({self._reasons()}); keys seen: {keys}; {hint}"
+
+
+def _answers_only_hint(keys: tuple[str, ...]) -> str | None:
+    present = set(keys)
+    if {"custom_id", "response"} <= present:
+        return "a batch output file holds answers only: give the batch input file"
+    if {"answer_id", "choices"} <= present or {"task_id", "completion"} <= present:
+        return "this file holds answers only: give the file with the prompts"
+    return None
+
+
+KEYS_SHOWN = 12
+
+
+def scan(source: Source, options: ReadOptions, tally: Tally) -> Iterator[RowPrompts]:
+    """Yield the rows of a source with the prompts to use of each, by the rule in `options`.
+
+    What is wrong with a source that cannot be read is told in `tally.error`.
+    """
+    try:
+        if source.is_hub:
+            yield from _scan_contents(source.name, hub_rows(source.name), options, tally)
+            return
+        with open_source(source) as stream:
+            tally.compression = stream.compression
+            columns = TEXT_COLUMNS
+            if options.prompt_field:
+                columns |= {plain_name(options.prompt_field)}
+            yield from _scan_contents(source.name, read_rows(stream, columns), options, tally)
+    except SpecprobeError as error:
+        tally.fail(str(error))
+    except ExportError as export:
+        tally.fail(
+            f"{source.name}:{tally.rows}: {_article(str(export))}; this version does not read it; "
+            'convert it to rows of {"messages": [...]}'
+        )
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
+
+
+def _scan_contents(path: str, contents: Contents, options: ReadOptions, tally: Tally) -> Iterator[RowPrompts]:
+    tally.container = contents.container
+    for row in contents.rows:
+        line, value, repaired = row
+        tally.rows += 1
+        if repaired:
+            tally.repaired += 1
+        found: Parsed | Skip
+        name = ""
+        if type(value) is Skip:
+            found = value
+        else:
+            if not tally.keys_seen and type(value) is dict:
+                tally.keys_seen = tuple(str(key) for key in list(value)[:KEYS_SHOWN])
+            name, found = _parse(value, options)
+        if type(found) is Parsed:
+            offered = requests(found)
+            uses = _chosen(offered, options)
+            _count(tally, line, offered)
+            if uses:
+                _count_uses(tally, name, uses, found)
+                yield RowPrompts(path, line, value, found, uses)
+            else:
+                tally.rows_without_prompt += 1
+        elif type(found) is Skip:
+            tally.skip(found.reason, line)
+            tally.rows_without_prompt += 1
+    tally.notices += contents.notices
+
+
+def _chosen(offered: Requests, options: ReadOptions) -> list[Request]:
+    uses = offered.by_first_turn() if options.first_turn else offered.by_default()
+    if options.answers_only:
+        return [use for use in uses if use.answer or (isinstance(use.item, TokenRow) and use.item.output)]
+    return uses
+
+
+def _parse(value: Any, options: ReadOptions) -> tuple[str, Parsed | Skip]:
+    if options.prompt_field:
+        return parse_field(value, options.prompt_field)
+    return parse_as(value, options.format) if options.format else parse(value)
+
+
+def _count(tally: Tally, line: int, offered: Requests) -> None:
+    if offered.first is not None:
+        tally.first_turns += 1
+    tally.answers += len(offered.answered)
+    if offered.reason:
+        tally.skip(offered.reason, line)
+    for problem in offered.unusable:
+        tally.skip(problem, line)
+    if offered.cut:
+        tally.cut.update(offered.cut)
+
+
+def _count_uses(tally: Tally, name: str, uses: list[Request], found: Parsed) -> None:
+    tally.prompts += len(uses)
+    tally.formats[name] += 1
+    tally.columns[uses[0].item.column] += len(uses)
+    if has_structured_output(found.request):
+        tally.structured_outputs += len(uses)
+    if ("tools" in found.request or "functions" in found.request) and has_unreadable_tools(found.request):
+        tally.unreadable_tools += 1
+
+
+def own_id(row: Any) -> str | int | None:
+    """The id that a row brings along: the first of ID_KEYS that holds a number or a text."""
+    if type(row) is dict:
+        for key in ID_KEYS:
+            if key in row:
+                value = row[key]
+                if type(value) is int or (type(value) is str and value and not value.isspace()):
+                    return value
+    return None
+
+
+def measures(prompts: RowPrompts) -> Iterator[tuple[int, int]]:
+    """For each prompt of a row, a 64-bit digest of all that was sent, and its length in characters.
+
+    Equal prompts have equal digests. The turns that prompts of a conversation share are digested once.
+    """
+    request = prompts.parsed.request
+    tools = request.get("tools") or request.get("functions")
+    seed = repr(tools).encode("utf-8", "surrogatepass") if tools else b""
+    item: object = None
+    for use in prompts.requests:
+        if use.item is not item:
+            item, done, chars = use.item, 0, 0
+            digest = hashlib.sha1(seed, usedforsecurity=False)
+        if type(item) is Conversation:
+            for turn in item.turns[done : use.end]:
+                calls = json.dumps(turn.tool_calls, default=str) if turn.tool_calls else ""
+                digest.update(f"{turn.role}\x1f{turn.text}\x1f{calls}\x1e".encode("utf-8", "surrogatepass"))
+                chars += len(turn.text)
+            done = use.end
+        elif type(item) is Completion:
+            digest.update(b"completion\x1f" + item.text.encode("utf-8", "surrogatepass"))
+            chars = len(item.text)
+        elif type(item) is TokenRow:
+            digest.update(b"tokens\x1f" + repr(item.prompt).encode("ascii"))
+        yield int.from_bytes(digest.digest()[:8], "little"), chars

@@ -1,0 +1,304 @@
+"""The user's PROMPTS -> a Workload (every prompt) or an Inspection (counts only, in constant memory)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specprobe.errors import SpecprobeError
+from specprobe.formats.conversation import Completion, Conversation, TokenRow
+from specprobe.formats.request import has_structured_output, settings, tools
+from specprobe.notices import Notice
+from specprobe.prompt import Message, Prompt
+from specprobe.scan import FileSummary, ReadOptions, RowPrompts, Tally, measures, only_or_mixed, scan
+from specprobe.sketches import Distinct, Lengths, Spread
+from specprobe.sources import find_sources
+
+INSPECT_SCHEMA = "specprobe.inspect/1"
+
+MANY_DUPLICATES = 0.1
+"""Share of repeated prompts above which acceptance is more about the repetition than about the traffic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The prompts to analyse and where they came from.
+
+    `duplicates` counts prompts equal to an earlier one (those left out by `dedupe` included) and `distinct`
+    the different ones; two prompts are equal when all that was sent is equal, whatever was answered.
+    """
+
+    files: tuple[FileSummary, ...]
+    prompts: tuple[Prompt, ...]
+    duplicates: int
+    distinct: int
+    notices: tuple[Notice, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows read in all files."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """What was left out in all files, by reason."""
+        return _sum(file.skipped for file in self.files)
+
+    @property
+    def format(self) -> str | None:
+        """The format of all rows, or "mixed"."""
+        return only_or_mixed(_sum(file.formats for file in self.files))
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """Prompts by the column they were taken from."""
+        return _sum(file.columns for file in self.files)
+
+    @property
+    def repaired(self) -> int:
+        """Rows in which lone surrogates were replaced."""
+        return sum(file.repaired for file in self.files)
+
+    @property
+    def structured_outputs(self) -> int:
+        """Prompts whose answer was constrained to a schema or grammar."""
+        return sum(prompt.structured_output for prompt in self.prompts)
+
+    @property
+    def all_notices(self) -> tuple[Notice, ...]:
+        """Warnings about the whole and about each file."""
+        return (*self.notices, *(notice for file in self.files for notice in file.notices))
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What is in the files. Lengths are in characters: of everything sent, and of the logged answers.
+
+    `duplicates` is exact up to 262,144 distinct prompts and an estimate above (`duplicates_exact` tells).
+    """
+
+    files: tuple[FileSummary, ...]
+    prompts: int
+    duplicates: int
+    duplicates_exact: bool
+    prompt_chars: Spread | None
+    answer_chars: Spread | None
+    notices: tuple[Notice, ...] = ()
+
+    @property
+    def error(self) -> str | None:
+        """One line that says why nothing at all can be used, else None."""
+        return None if self.prompts else _why_nothing(self.files)
+
+    def to_json(self) -> dict[str, Any]:
+        """The `specprobe.inspect/1` document."""
+        return {
+            "schema": INSPECT_SCHEMA,
+            "files": [_file_json(file) for file in self.files],
+            "prompts": self.prompts,
+            "duplicates": self.duplicates,
+            "duplicates_exact": self.duplicates_exact,
+            "prompt_chars": asdict(self.prompt_chars) if self.prompt_chars else None,
+            "answer_chars": asdict(self.answer_chars) if self.answer_chars else None,
+            "warnings": [asdict(notice) for notice in self.notices],
+        }
+
+
+def _file_json(file: FileSummary) -> dict[str, Any]:
+    return {
+        "path": file.path,
+        "container": file.container,
+        "compression": file.compression,
+        "format": file.format,
+        "formats": dict(file.formats),
+        "columns": dict(file.columns),
+        "rows": file.rows,
+        "first_turns": file.first_turns,
+        "answers": file.answers,
+        "prompts": file.prompts,
+        "skipped": dict(file.skipped),
+        "lines": {reason: list(lines) for reason, lines in file.lines.items()},
+        "cut": dict(file.cut),
+        "repaired": file.repaired,
+        "structured_outputs": file.structured_outputs,
+        "warnings": [asdict(notice) for notice in file.notices],
+        "error": file.error,
+    }
+
+
+def inspect_workload(
+    sources: Sequence[str], *, format: str | None = None, prompt_field: str | None = None, first_turn: bool = False
+) -> Inspection:
+    """Count what the sources hold without keeping any of it.
+
+    A source that cannot be used is told in its summary's `error`; `SpecprobeError` is raised only where a
+    name leads nowhere.
+    """
+    options = ReadOptions(format=format, prompt_field=prompt_field, first_turn=first_turn)
+    found = find_sources(sources)
+    prompt_chars, answer_chars, distinct = Lengths(), Lengths(), Distinct()
+    tallies: list[Tally] = []
+    prompts = 0
+    for source in found.sources:
+        tally = Tally(source.name)
+        tallies.append(tally)
+        for row in scan(source, options, tally):
+            for request, (key, chars) in zip(row.requests, measures(row), strict=True):
+                distinct.add(key)
+                prompt_chars.add(chars)
+                if request.answer:
+                    answer_chars.add(len(request.answer.text))
+        prompts += tally.prompts
+    # A file that failed half-way had some prompts measured before; they only show where others are left.
+    duplicates = max(0, prompts - distinct.count) if prompts else 0
+    notices = (*found.notices, *_duplicate_notice(duplicates, prompts, dropped=False))
+    return Inspection(
+        files=tuple(tally.freeze() for tally in tallies),
+        prompts=prompts,
+        duplicates=duplicates,
+        duplicates_exact=distinct.is_exact,
+        prompt_chars=prompt_chars.spread() if prompts else None,
+        answer_chars=answer_chars.spread() if prompts else None,
+        notices=notices,
+    )
+
+
+def read_workload(
+    sources: Sequence[str],
+    *,
+    format: str | None = None,
+    prompt_field: str | None = None,
+    first_turn: bool = False,
+    dedupe: bool = False,
+    max_prompts: int | None = None,
+    answers_only: bool = False,
+) -> Workload:
+    """Read every prompt of the sources; the keywords are those of `ReadOptions`.
+
+    Raises `SpecprobeError` where nothing is usable or a file that the user named cannot be read; a file of a
+    folder that turns out not to be a log is left out with a notice.
+    """
+    options = ReadOptions(format, prompt_field, first_turn, dedupe, max_prompts, answers_only)
+    found = find_sources(sources)
+    reading = _Reading(options)
+    files: list[FileSummary] = []
+    notices = list(found.notices)
+    for source in found.sources:
+        tally = Tally(source.name)
+        prompts = reading.take(scan(source, options, tally), tally)
+        summary = tally.freeze()
+        files.append(summary)
+        if tally.error and source.chosen:
+            raise SpecprobeError(tally.error)
+        if summary.error:
+            notices.append(Notice("file_not_used", summary.error))
+        reading.prompts += prompts
+        if reading.is_full:
+            message = f"reading stopped after {len(reading.prompts)} prompts, as asked; counts are of these"
+            notices.append(Notice("stopped_early", message))
+            break
+    if not reading.prompts:
+        raise SpecprobeError(_why_nothing(files))
+    total = len(reading.prompts) + (reading.duplicates if options.dedupe else 0)
+    notices += _duplicate_notice(reading.duplicates, total, options.dedupe)
+    return Workload(tuple(files), tuple(reading.prompts), reading.duplicates, len(reading.seen), tuple(notices))
+
+
+class _Reading:
+    """Prompts gathered so far, over all sources."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self.prompts: list[Prompt] = []
+        self.seen: set[int] = set()
+        self.duplicates = 0
+
+    @property
+    def is_full(self) -> bool:
+        limit = self._options.max_prompts
+        return limit is not None and len(self.prompts) >= limit
+
+    def take(self, rows: Iterator[RowPrompts], tally: Tally) -> list[Prompt]:
+        """The prompts of one source; none where the source fails on the way."""
+        prompts: list[Prompt] = []
+        keys: set[int] = set()
+        repeated = 0
+        for row in rows:
+            for prompt, (key, _) in zip(to_prompts(row), measures(row), strict=True):
+                if self._room(len(prompts)) < 1:
+                    tally.prompts -= 1
+                    continue
+                is_repeated = key in keys or key in self.seen
+                repeated += is_repeated
+                keys.add(key)
+                if is_repeated and self._options.dedupe:
+                    tally.skip("duplicate", row.line)
+                    tally.prompts -= 1
+                else:
+                    prompts.append(prompt)
+            if self._room(len(prompts)) < 1:
+                break
+        if tally.error:
+            return []
+        self.seen |= keys
+        self.duplicates += repeated
+        return prompts
+
+    def _room(self, pending: int) -> float:
+        limit = self._options.max_prompts
+        return math.inf if limit is None else limit - len(self.prompts) - pending
+
+
+def to_prompts(row: RowPrompts) -> Iterator[Prompt]:
+    """The records for later stages; prompts of one conversation share their messages."""
+    request = row.parsed.request
+    defined, constrained, chosen = tools(request), has_structured_output(request), settings(request)
+    item: object = None
+    made: list[Message] = []
+    for identity, use in zip(row.ids(), row.requests, strict=True):
+        if use.item is not item:
+            item, made = use.item, []
+        if isinstance(item, Conversation):
+            made += [turn.message() for turn in item.turns[len(made) : use.end]]
+        ids = item if isinstance(item, TokenRow) else None
+        yield Prompt(
+            id=identity,
+            source=row.source,
+            line=row.line,
+            column=use.item.column,
+            messages=tuple(made),
+            text=item.text if isinstance(item, Completion) else None,
+            token_ids=ids.prompt if ids else None,
+            answer=use.answer.message() if use.answer else None,
+            answer_token_ids=ids.output if ids else None,
+            tail_token_ids=ids.tail if ids else (),
+            tools=defined,
+            structured_output=constrained,
+            settings=chosen,
+        )
+
+
+def _why_nothing(files: Sequence[FileSummary]) -> str:
+    errors = [file.error for file in files if file.error]
+    more = f" (and {len(errors) - 1} more files without prompts)" if len(errors) > 1 else ""
+    return errors[0] + more if errors else "no prompts found; give a file with prompts"
+
+
+def _duplicate_notice(duplicates: int, prompts: int, dropped: bool) -> list[Notice]:
+    if not prompts or duplicates <= MANY_DUPLICATES * prompts:
+        return []
+    share = f"{duplicates} of {prompts} prompts ({duplicates / prompts:.0%}) repeat an earlier one"
+    if dropped:
+        return [Notice("duplicates_dropped", f"{share} and were left out, as asked")]
+    message = f"{share}, which flatters drafters that remember earlier text; --dedupe keeps one of each"
+    return [Notice("many_duplicates", message)]
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for count in counts:
+        total.update(count)
+    return dict(total)
