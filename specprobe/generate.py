@@ -1,0 +1,344 @@
+"""Responses of the target: batched, seeded, kept one by one, resumed where they stopped. Imports torch.
+
+Batches are cut by position in the workload, never by what is already stored or by who computes: rounding in a
+batch depends on its members, so the same requests always meet in the same batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specprobe.errors import SpecprobeError
+from specprobe.kv_cache import new_cache
+from specprobe.store import Response, SettingsStore, TrajectoryStore
+from specprobe.target import Target
+from specprobe.trajectory import TokenIds, token_ids
+
+BATCH_SIZE = 16
+# Batches sorted together by length: enough for little padding, few enough that a longer workload keeps its batches.
+_WINDOW_BATCHES = 4
+# Prompt and response tokens of a batch at most, which bounds the memory of keys and values.
+_BATCH_TOKENS = 2**15
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the target writes. `max_model_len`: prompt and response together, in tokens; None: the model's own limit."""
+
+    temperature: float
+    seed: int = 0
+    max_new_tokens: int = 256
+    max_model_len: int | None = None
+    batch_size: int = BATCH_SIZE
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One response wanted: to which prompt [P], and the how-manieth to that prompt."""
+
+    prompt_ids: TokenIds
+    sample: int = 0
+
+    @property
+    def key(self) -> str:
+        """A hash that says nothing about the prompt."""
+        return _digest(self.prompt_ids.astype("<i4").tobytes(), str(self.sample).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far it is: tokens written, and at most to be written in all; responses finished, in all, from the disk."""
+
+    tokens: int
+    tokens_at_most: int
+    responses: int
+    responses_wanted: int
+    responses_reused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Responses in the order of the requests; `changed`: how many of an interrupted batch came out differently."""
+
+    responses: tuple[Response, ...]
+    reused: int
+    changed: int
+
+
+def generate(
+    target: Target,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    *,
+    store: TrajectoryStore | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Generated:
+    """A response to each request (distinct ones), read from `store` or written now and kept there.
+
+    A batch of which only a part is stored runs again as a whole, so that an interruption changes nothing; what is
+    stored counts.
+    """
+    limits = [output_limit(target, len(request.prompt_ids), sampling) for request in requests]
+    kept = store.open(_settings(target, sampling)) if store else None
+    tally = _Tally(limits, on_progress)
+    responses: dict[int, Response] = {}
+    for batch in plan_batches([len(r.prompt_ids) for r in requests], limits, sampling.batch_size):
+        rows = [_Row(requests[i], limits[i]) for i in batch]
+        found = _finish_batch(target, rows, sampling, kept, tally)
+        responses |= zip(batch, found, strict=True)
+    return Generated(tuple(responses[i] for i in range(len(requests))), tally.reused, tally.changed)
+
+
+def output_limit(target: Target, prompt_tokens: int, sampling: Sampling) -> int:
+    """How many tokens a response may have after a prompt of this length: 0 or less where the prompt does not fit."""
+    limits = [n for n in (target.record.max_position_embeddings, sampling.max_model_len) if n is not None]
+    return min([sampling.max_new_tokens, *(n - prompt_tokens for n in limits)])
+
+
+def plan_batches(prompt_tokens: Sequence[int], limits: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Indices of the requests of each batch.
+
+    Windows of a few batches are cut in the order of the workload and sorted by length inside, so that requests
+    appended to a workload leave the batches of all full windows alone.
+    """
+    batches: list[list[int]] = []
+    window = _WINDOW_BATCHES * batch_size
+    for start in range(0, len(prompt_tokens), window):
+        members = range(start, min(start + window, len(prompt_tokens)))
+        batches += _cut(sorted(members, key=lambda i: (prompt_tokens[i], i)), prompt_tokens, limits, batch_size)
+    return batches
+
+
+def _cut(
+    by_length: Sequence[int], prompt_tokens: Sequence[int], limits: Sequence[int], batch_size: int
+) -> Iterator[list[int]]:
+    batch: list[int] = []
+    for index in by_length:
+        longest = prompt_tokens[index] + max(limits[i] for i in [*batch, index])
+        if batch and (len(batch) == batch_size or longest * (len(batch) + 1) > _BATCH_TOKENS):
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Row:
+    request: Request
+    limit: int
+
+
+class _Tally:
+    """Counts for the progress callback."""
+
+    def __init__(self, limits: Sequence[int], on_progress: Callable[[Progress], None] | None) -> None:
+        self._at_most = sum(limits)
+        self._wanted = len(limits)
+        self._report = on_progress
+        self._tokens = self._finished = self.reused = self.changed = 0
+
+    def step(self, tokens: int) -> None:
+        """So many tokens were written."""
+        self._tokens += tokens
+        self._tell()
+
+    def finish(self, row: _Row, response: Response) -> None:
+        """A response that was being written is complete; what it left of its limit will not be written."""
+        self._finished += 1
+        self._at_most -= row.limit - len(response.output_ids)
+
+    def reuse(self, row: _Row, response: Response) -> None:
+        """A response came from the disk."""
+        self.reused += 1
+        self._tokens += len(response.output_ids)
+        self.finish(row, response)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._report:
+            self._report(Progress(self._tokens, self._at_most, self._finished, self._wanted, self.reused))
+
+
+def _finish_batch(
+    target: Target, rows: Sequence[_Row], sampling: Sampling, kept: SettingsStore | None, tally: _Tally
+) -> list[Response]:
+    keys = [row.request.key for row in rows]
+    batch = _digest(*(key.encode() for key in keys))
+    stored = kept.load(batch) if kept else {}
+    if all(key in stored for key in keys):
+        for row, key in zip(rows, keys, strict=True):
+            tally.reuse(row, stored[key])
+        return [stored[key] for key in keys]
+    for tokens, finished in _steps(target, rows, sampling):
+        for index, response in finished:
+            key = keys[index]
+            if key in stored:
+                tally.changed += not np.array_equal(stored[key].output_ids, response.output_ids)
+            else:
+                stored[key] = response
+                if kept:
+                    kept.append(batch, key, response)
+            tally.finish(rows[index], response)
+        tally.step(tokens)
+    return [stored[key] for key in keys]
+
+
+def _steps(
+    target: Target, rows: Sequence[_Row], sampling: Sampling
+) -> Iterator[tuple[int, list[tuple[int, Response]]]]:
+    """Decode one batch; each step gives the number of tokens written and the responses that ended with it."""
+    try:
+        yield from _decode(target, rows, sampling)
+    except torch.OutOfMemoryError as error:
+        raise SpecprobeError(
+            f"target {target.record.name}: out of memory on {target.record.device} while generating; "
+            "lower --max-model-len or --max-new-tokens, or use --device cpu (finished responses are kept)"
+        ) from error
+
+
+def _decode(
+    target: Target, rows: Sequence[_Row], sampling: Sampling
+) -> Iterator[tuple[int, list[tuple[int, Response]]]]:
+    forward = _Forward(target, [row.request.prompt_ids for row in rows], max(row.limit for row in rows))
+    draws = _draws(rows, sampling, target.device)  # [B, most new tokens]
+    alive = list(range(len(rows)))
+    written: list[list[tuple[int, float]]] = [[] for _ in rows]
+    logits = forward.prefill()
+    for step in range(max(row.limit for row in rows)):
+        tokens, log_probs = _choose(logits, sampling.temperature, draws[:, step])
+        # One transfer a step: float32 holds every token id exactly (they are below 2^24).
+        host = torch.stack((tokens.to(torch.float32), log_probs)).cpu().numpy()
+        if np.isnan(host).any():
+            raise SpecprobeError(
+                f"target {target.record.name}: its logits are not numbers in {target.record.dtype}; use --dtype float32"
+            )
+        for row, token, log_p in zip(alive, host[0], host[1], strict=True):
+            written[row].append((int(token), float(log_p)))
+        ends = {row: reason for row in alive if (reason := _end(written[row], rows[row].limit, target.eos_ids))}
+        yield len(alive), [(row, _response(written[row], reason)) for row, reason in ends.items()]
+        if ends:
+            left = [i for i, row in enumerate(alive) if row not in ends]
+            if not left:
+                return
+            alive = [alive[i] for i in left]
+            index = torch.tensor(left, device=target.device)
+            forward.keep(index)
+            tokens, draws = tokens[index], draws[index]
+        logits = forward.extend(tokens)
+
+
+class _Forward:
+    """The model over a batch that grows at its right end; shorter prompts are padded on the left."""
+
+    def __init__(self, target: Target, prompts: Sequence[TokenIds], room: int) -> None:
+        lengths = np.array([len(ids) for ids in prompts])
+        width = int(lengths.max())
+        ids = np.stack([np.pad(ids, (width - len(ids), 0)) for ids in prompts]).astype(np.int64)
+        mask = np.arange(width + room) >= (width - lengths)[:, None]
+        self._model = target.model
+        self._ids = torch.from_numpy(ids).to(target.device)  # [B, width]
+        self._mask = torch.from_numpy(mask.astype(np.int64)).to(target.device)  # [B, width + room]
+        self._lengths = torch.from_numpy(lengths).to(target.device)  # [B], tokens seen, without padding
+        self._width = width
+        self._cache = new_cache(target.model.config)
+        self._cache_input, self._optional = target.forward_inputs()
+
+    @torch.inference_mode()
+    def prefill(self) -> torch.Tensor:
+        """Logits [B, V] after the prompts."""
+        positions = (self._mask[:, : self._width].cumsum(-1) - 1).clamp(min=0)
+        return self._run(self._ids, positions)
+
+    @torch.inference_mode()
+    def extend(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits [B, V] after one more token [B]."""
+        positions = self._lengths[:, None]
+        self._lengths = self._lengths + 1
+        self._width += 1
+        return self._run(tokens[:, None], positions)
+
+    @torch.inference_mode()
+    def keep(self, index: torch.Tensor) -> None:
+        """Drop the rows that are not in `index`: they would cost as much as the others."""
+        self._cache.batch_select_indices(index)
+        self._mask, self._lengths = self._mask[index], self._lengths[index]
+
+    def _run(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        optional: dict[str, Any] = {"position_ids": positions, "logits_to_keep": 1}
+        inputs = {name: optional[name] for name in self._optional} | {self._cache_input: self._cache}
+        output = self._model(input_ids=ids, attention_mask=self._mask[:, : self._width], use_cache=True, **inputs)
+        logits: torch.Tensor = output.logits[:, -1].to(torch.float32)
+        return logits
+
+
+@torch.inference_mode()
+def _choose(logits: torch.Tensor, temperature: float, draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens [B] and their log p [B] from logits [B, V]: the largest, or the inverse of the CDF at draws [B]."""
+    log_p = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
+    if temperature == 0:
+        tokens = log_p.argmax(-1)
+    else:
+        cumulated = log_p.to(draws.dtype).exp().cumsum(-1)
+        # The first token whose cumulated probability exceeds the draw: never one of probability 0.
+        point = draws[:, None] * cumulated[:, -1:]
+        tokens = torch.searchsorted(cumulated, point, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+    return tokens, log_p.gather(-1, tokens[:, None])[:, 0]
+
+
+def _draws(rows: Sequence[_Row], sampling: Sampling, device: torch.device) -> torch.Tensor:
+    """Uniform numbers [B, most new tokens], one a token: a row's depend on its request and the seed alone."""
+    # Apple's GPUs have no float64.
+    precision = torch.float32 if device.type == "mps" else torch.float64
+    width = max(row.limit for row in rows)
+    if sampling.temperature == 0:
+        return torch.zeros(1, 1, dtype=precision, device=device).expand(len(rows), width)
+    return torch.from_numpy(np.stack([uniforms(row.request, sampling, width) for row in rows])).to(device, precision)
+
+
+def uniforms(request: Request, sampling: Sampling, count: int) -> NDArray[np.float64]:
+    """The first `count` draws of a request, in [0, 1)."""
+    words = f"{sampling.seed} {request.key} {sampling.temperature!r}".encode()
+    key = int.from_bytes(hashlib.sha256(words).digest()[:16], "little")
+    return np.random.Generator(np.random.Philox(key=key)).random(count)
+
+
+def _end(written: Sequence[tuple[int, float]], limit: int, eos_ids: Sequence[int]) -> Literal["stop", "length"] | None:
+    if written[-1][0] in eos_ids:
+        return "stop"
+    return "length" if len(written) >= limit else None
+
+
+def _response(written: Sequence[tuple[int, float]], reason: Literal["stop", "length"]) -> Response:
+    log_probs = np.array([log_p for _, log_p in written], dtype=np.float32)
+    log_probs.flags.writeable = False
+    return Response(token_ids([token for token, _ in written]), log_probs, reason)
+
+
+def _settings(target: Target, sampling: Sampling) -> dict[str, Any]:
+    """Everything besides the prompts' tokens that changes what is written."""
+    record = target.record
+    return {
+        "weights": record.fingerprint,
+        "dtype": record.dtype,
+        "device_type": record.device_type,
+        "max_position_embeddings": record.max_position_embeddings,
+        "eos_ids": list(target.eos_ids),
+        "temperature": sampling.temperature,
+        "seed": sampling.seed if sampling.temperature else None,
+        "max_new_tokens": sampling.max_new_tokens,
+        "max_model_len": sampling.max_model_len,
+        "batch_size": sampling.batch_size,
+        "batch_tokens": _BATCH_TOKENS,
+    }
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]

@@ -1,0 +1,151 @@
+"""Responses on disk: each is kept the moment it is finished, so that an interrupted run loses nothing.
+
+One folder for each set of settings that change the output, one append-only file for each batch, one line for each
+response: 16 hex digits of checksum, a space, JSON. A line that does not match its checksum (the machine stopped in
+the middle of a write) counts as absent. File names are hashes; they say nothing about prompts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specprobe.paths import PRIVATE_FILE, file_errors, trajectories_folder, write_private
+from specprobe.trajectory import TokenIds, token_ids
+
+FORMAT_VERSION = 1
+_CHECKSUM_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Response:
+    """What the target wrote for one request.
+
+    `output_ids` [N] int32, the end token included where it stopped by itself; `log_probs` [N] float32: log p of
+    each of them as sampled (at temperature 0: under the softmax at temperature 1).
+    """
+
+    output_ids: TokenIds
+    log_probs: NDArray[np.float32]
+    finish_reason: Literal["stop", "length"]
+
+
+class TrajectoryStore:
+    """Responses kept under `folder` (by default `.specprobe/trajectories` of the working directory)."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or trajectories_folder()
+
+    def open(self, settings: Mapping[str, Any]) -> SettingsStore:
+        """The part of the store that holds responses made under exactly these (JSON-able) settings."""
+        described = {**settings, "format_version": FORMAT_VERSION}
+        canonical = json.dumps(described, sort_keys=True, ensure_ascii=True)
+        folder = self.folder / hashlib.sha256(canonical.encode("ascii")).hexdigest()[:16]
+        return SettingsStore(folder, described)
+
+
+class SettingsStore:
+    """Responses made under one set of settings, by batch and by request."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self._settings = settings
+
+    def load(self, batch: str) -> dict[str, Response]:
+        """The finished responses of a batch by request key; of two lines for one request the first counts."""
+        path = self._path(batch)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            with file_errors(path):
+                raise error
+        responses: dict[str, Response] = {}
+        for line in content.split(b"\n"):
+            record = _checked(line)
+            if record is not None:
+                responses.setdefault(record["request"], _from_record(record))
+        return responses
+
+    def append(self, batch: str, request: str, response: Response) -> None:
+        """Keep one finished response: when this returns, it is on the disk."""
+        path = self._path(batch)
+        if not self.folder.is_dir():
+            write_private(self.folder / "settings.json", json.dumps(self._settings, indent=2, sort_keys=True) + "\n")
+        line = _line(_to_record(request, response))
+        with file_errors(path, note="every response finished before this one is kept"):
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+            descriptor = os.open(path, flags, PRIVATE_FILE)
+            try:
+                # A torn last line must not swallow this one.
+                start = b"\n" if _ends_inside_a_line(descriptor) else b""
+                _write_all(descriptor, start + line)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _path(self, batch: str) -> Path:
+        return self.folder / f"{batch}.jsonl"
+
+
+def clear(folder: Path | None = None) -> tuple[int, int]:
+    """Remove every stored response; returns the number of files removed and of bytes freed."""
+    root = folder or trajectories_folder()
+    files = freed = 0
+    with file_errors(root):
+        for path in [*root.glob("*/*.jsonl"), *root.glob("*/settings.json")]:
+            files, freed = files + 1, freed + path.stat().st_size
+            path.unlink()
+        for part in root.glob("*"):
+            if part.is_dir() and not any(part.iterdir()):
+                part.rmdir()
+    return files, freed
+
+
+def _ends_inside_a_line(descriptor: int) -> bool:
+    size = os.fstat(descriptor).st_size
+    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def _to_record(request: str, response: Response) -> dict[str, Any]:
+    return {
+        "request": request,
+        "output_ids": response.output_ids.tolist(),
+        # The bits of the float32 values, so that what is read back is what was computed.
+        "log_probs": response.log_probs.astype("<f4").tobytes().hex(),
+        "finish_reason": response.finish_reason,
+    }
+
+
+def _from_record(record: Mapping[str, Any]) -> Response:
+    log_probs = np.frombuffer(bytes.fromhex(record["log_probs"]), dtype="<f4").astype(np.float32)
+    log_probs.flags.writeable = False
+    return Response(token_ids(record["output_ids"]), log_probs, record["finish_reason"])
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    body = json.dumps(record, separators=(",", ":")).encode("ascii")
+    return _checksum(body) + b" " + body + b"\n"
+
+
+def _checked(line: bytes) -> dict[str, Any] | None:
+    checksum, separator, body = line.partition(b" ")
+    return json.loads(body) if separator and checksum == _checksum(body) else None
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest()[:_CHECKSUM_DIGITS].encode("ascii")

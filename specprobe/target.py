@@ -1,0 +1,300 @@
+"""The target: a causal language model on a device, its tokenizer, and what it gives to text that is already there."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specprobe.embedded import HUB_NAME, embedded_folder, missing_error
+from specprobe.errors import SpecprobeError
+from specprobe.quiet import quick_imports, quiet_transformers, scipy_unseen
+from specprobe.tokens import Tokenizer, TokenizerRecord, as_ids, first_line, load_tokenizer, unreachable_error
+from specprobe.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("float32", "bfloat16", "float16")
+# Values read of each weight matrix for the fingerprint: a finetune changes nearly all of them.
+_SAMPLED_VALUES = 64
+# Logits held at once while scoring, in float32 values (1 GB); one long response may take more.
+_SCORE_LOGITS = 2**28
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRecord:
+    """What has to be the same for two targets to write the same.
+
+    `fingerprint`: 16 hex digits of a hash over shapes and sampled values of all weights, as loaded. `revision`: the
+    Hub's commit, where the model came from there. `stored_dtype`: what the checkpoint holds; `dtype`: what was
+    computed in. `max_position_embeddings`: the model's context in tokens, None where it has no limit.
+    """
+
+    name: str
+    revision: str | None
+    fingerprint: str
+    architecture: str
+    parameters: int
+    stored_dtype: str | None
+    dtype: str
+    device: str
+    device_type: str
+    max_position_embeddings: int | None
+    vocab_size: int
+    tokenizer: TokenizerRecord
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Score:
+    """What the target gives to each token [N] of a response, teacher-forced.
+
+    `log_probs`: log p of the token, and `entropy`: of the distribution it would have been drawn from, in nats, both
+    at the temperature asked for (at 0: at temperature 1). `is_argmax`: whether greedy decoding would have chosen it.
+    """
+
+    log_probs: NDArray[np.float32]
+    entropy: NDArray[np.float32]
+    is_argmax: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """A transformers model in evaluation mode, with its tokenizer and record."""
+
+    model: Any
+    tokenizer: Tokenizer
+    record: TargetRecord
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's inputs go."""
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids that end a response."""
+        return self.tokenizer.eos_ids
+
+    def forward_inputs(self) -> tuple[str, list[str]]:
+        """What this architecture calls its cache, and which inputs it takes of those that not every one does."""
+        taken = inspect.signature(self.model.forward).parameters
+        # transformers renamed the cache within version 5.
+        for cache_input in ("cache", "past_key_values"):
+            if cache_input in taken:
+                return cache_input, [name for name in ("position_ids", "logits_to_keep") if name in taken]
+        raise SpecprobeError(
+            f"target {self.record.name}: {self.record.architecture} keeps no keys and values; use one with attention"
+        )
+
+    def score(self, trajectories: Sequence[Trajectory], *, temperature: float) -> list[Score]:
+        """Each response under this model: whether it could have written it. Order is that of `trajectories`."""
+        import torch
+
+        scores: dict[int, Score] = {}
+        with torch.inference_mode():
+            for batch in self._score_batches(trajectories):
+                scores |= zip(batch, self._score_batch([trajectories[i] for i in batch], temperature), strict=True)
+        return [scores[i] for i in range(len(trajectories))]
+
+    def log_probs(
+        self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, temperature: float
+    ) -> NDArray[np.float32]:
+        """log p [N] of each token of one response (see Score)."""
+        from specprobe.trajectory import token_ids
+
+        trajectory = Trajectory("", token_ids(prompt_ids), token_ids(output_ids), "logged", temperature, token_ids())
+        return self.score([trajectory], temperature=temperature)[0].log_probs
+
+    def _score_batches(self, trajectories: Sequence[Trajectory]) -> Iterator[list[int]]:
+        """Indices by similar length, in batches whose logits fit."""
+        by_length = sorted(
+            range(len(trajectories)),
+            key=lambda i: (len(trajectories[i].prompt_ids), len(trajectories[i].output_ids), i),
+        )
+        batch: list[int] = []
+        for index in by_length:
+            grown = [trajectories[i] for i in [*batch, index]]
+            if batch and _logits_size(grown, self.record.vocab_size) > _SCORE_LOGITS:
+                yield batch
+                batch = []
+            batch.append(index)
+        if batch:
+            yield batch
+
+    def _score_batch(self, trajectories: Sequence[Trajectory], temperature: float) -> Iterator[Score]:
+        import torch
+
+        rows = [np.concatenate([t.prompt_ids, t.output_ids]) for t in trajectories]
+        first = min(len(t.prompt_ids) for t in trajectories) - 1
+        length = max(map(len, rows))
+        # Padded on the right, where no token of a causal model looks: no mask is needed.
+        ids = np.stack([np.pad(row, (0, length - len(row))) for row in rows])
+        inputs = torch.from_numpy(ids.astype(np.int64)).to(self.device)
+        logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=length - first).logits
+        for row, trajectory in enumerate(trajectories):
+            start = len(trajectory.prompt_ids) - 1 - first
+            stop = start + len(trajectory.output_ids)
+            chosen = inputs[row, first + start + 1 : first + stop + 1]
+            yield _score(logits[row, start:stop], chosen, temperature)
+
+
+def load_target(
+    name: str | None = None,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> Target:
+    """Load a Hub id or a folder, by default the embedded target.
+
+    `device`: "cuda", "cuda:1", "mps" or "cpu", by default the best there is. `dtype`: one of DTYPES, by default
+    float32 on the CPU (bfloat16 there flips near-ties) and the checkpoint's own elsewhere.
+    """
+    folder = embedded_folder() if name is None else None
+    location = str(folder) if folder else name or HUB_NAME
+    with quick_imports():
+        import torch
+        from safetensors import SafetensorError
+
+        with quiet_transformers():
+            place = _device(device)
+            precision = _precision(dtype, place)
+            try:
+                model, stored = _model(location, precision, embedded=folder is not None)
+            except OSError as error:
+                raise missing_error() if name is None else unreachable_error("target", location, error) from error
+            except SafetensorError as error:
+                raise SpecprobeError(
+                    f"target {location}: its weights are damaged ({first_line(error)}); download them again"
+                ) from error
+            except (ValueError, ImportError, KeyError, RuntimeError) as error:
+                raise SpecprobeError(f"target {location}: {first_line(error)}; name a causal language model") from error
+            try:
+                model = model.to(place).eval()
+            except torch.OutOfMemoryError as error:
+                raise SpecprobeError(
+                    f"target {location}: does not fit on {place}; try --dtype bfloat16 or --device cpu"
+                ) from error
+            ends = as_ids(model.generation_config.eos_token_id if model.generation_config else None)
+            tokenizer = load_tokenizer(name, template_kwargs=template_kwargs, eos_ids=ends)
+    return Target(model, tokenizer, _record(model, name or HUB_NAME, stored, tokenizer))
+
+
+def _model(location: str, precision: Any, *, embedded: bool) -> tuple[Any, Any]:
+    """The model on the CPU, and the dtype that its checkpoint is stored in (None where it does not say)."""
+    if embedded:
+        model, stored = _embedded_model(location, precision)
+    else:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.from_pretrained(location, trust_remote_code=False)
+        # Read first: loading overwrites it with the dtype asked for.
+        stored = getattr(config, "dtype", None)
+        model = AutoModelForCausalLM.from_pretrained(
+            location, dtype=precision, trust_remote_code=False, weights_only=True
+        )
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model, stored
+
+
+def _embedded_model(folder: str, precision: Any) -> tuple[Any, Any]:
+    """The same as AutoModelForCausalLM's, half a second sooner: the class is known, and so are the weights' names."""
+    import torch
+    from safetensors.torch import load_file
+
+    with scipy_unseen():
+        from transformers.models.llama.configuration_llama import LlamaConfig
+        from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+    dtype = torch.bfloat16 if precision == "auto" else precision
+    weights = {name: weight.to(dtype) for name, weight in load_file(f"{folder}/model.safetensors").items()}
+    config = LlamaConfig.from_pretrained(folder)
+    return LlamaForCausalLM.from_pretrained(None, config=config, state_dict=weights, dtype=dtype), torch.bfloat16
+
+
+def _device(name: str | None) -> torch.device:
+    import torch
+
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name is None:
+        return torch.device(next(kind for kind, usable in available.items() if usable))
+    try:
+        place = torch.device(name)
+    except RuntimeError:
+        place = None
+    usable = [kind for kind, is_there in available.items() if is_there]
+    if place is None or place.type not in usable:
+        raise SpecprobeError(f"--device {name}: not available on this machine; use {' or '.join(usable)}")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise SpecprobeError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA device(s)")
+    return place
+
+
+def _precision(name: str | None, place: torch.device) -> Any:
+    import torch
+
+    if name is None:
+        return torch.float32 if place.type == "cpu" else "auto"
+    if name not in DTYPES:
+        raise SpecprobeError(f"--dtype {name}: unknown; use {', '.join(DTYPES)}")
+    return getattr(torch, name)
+
+
+def _record(model: Any, name: str, stored_dtype: Any, tokenizer: Tokenizer) -> TargetRecord:
+    config = model.config.get_text_config()
+    return TargetRecord(
+        name=name,
+        revision=getattr(model.config, "_commit_hash", None),
+        fingerprint=_fingerprint(model),
+        architecture=type(model).__name__,
+        parameters=sum(p.numel() for p in model.parameters()),
+        stored_dtype=None if stored_dtype is None else str(stored_dtype).removeprefix("torch."),
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        device_type=model.device.type,
+        max_position_embeddings=getattr(config, "max_position_embeddings", None),
+        vocab_size=config.vocab_size,
+        tokenizer=tokenizer.record,
+    )
+
+
+def _fingerprint(model: Any) -> str:
+    import torch
+
+    names, samples = [], []
+    for name, weight in model.state_dict().items():
+        names.append(f"{name} {tuple(weight.shape)}")
+        flat = weight.reshape(-1)
+        samples.append(flat[:: max(1, len(flat) // _SAMPLED_VALUES)].to(torch.float32))
+    digest = hashlib.sha256("\n".join(names).encode())
+    digest.update(torch.cat(samples).cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _logits_size(trajectories: Sequence[Trajectory], vocab_size: int) -> int:
+    first = min(len(t.prompt_ids) for t in trajectories)
+    last = max(len(t.prompt_ids) + len(t.output_ids) for t in trajectories)
+    return len(trajectories) * (last - first + 1) * vocab_size
+
+
+def _score(logits: torch.Tensor, chosen: torch.Tensor, temperature: float) -> Score:
+    """`logits` [N, V] in the model's precision, `chosen` [N]."""
+    import torch
+
+    scaled = logits.to(torch.float32) / (temperature or 1.0)
+    log_p = torch.log_softmax(scaled, dim=-1)
+    # p log p tends to 0 where p is 0; log p is -inf there.
+    entropy = -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)
+    return Score(
+        log_probs=log_p.gather(-1, chosen[:, None])[:, 0].cpu().numpy(),
+        entropy=entropy.cpu().numpy(),
+        is_argmax=(scaled.argmax(-1) == chosen).cpu().numpy(),
+    )

@@ -1,0 +1,274 @@
+"""Prompts to trajectories: responses that the target writes now, or those that the log holds."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specprobe.errors import SpecprobeError
+from specprobe.notices import Notice
+from specprobe.prompt import Prompt
+from specprobe.tokens import Tokenizer, UnrenderableError
+from specprobe.trajectory import TokenIds, Trajectory, token_ids
+
+if TYPE_CHECKING:
+    from specprobe.generate import Generated, Progress, Request
+    from specprobe.store import TrajectoryStore
+    from specprobe.target import Target
+
+DEFAULT_MAX_NEW_TOKENS = 256
+_NOTHING = token_ids()
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectorySet:
+    """Trajectories in the order of the prompts, and what became of the prompts that gave none.
+
+    `skipped` counts by reason: too_long, template_error, empty_prompt, no_answer, empty_answer. `inexact`:
+    trajectories whose template dropped or changed part of the answer. `special_token_prompts`: prompts whose text
+    spells a special token. `structured_prompts`: prompts that asked for structured output. `reused`: responses that
+    were on the disk already. The last three kinds, and more, are worded in `notices`.
+    """
+
+    trajectories: tuple[Trajectory, ...]
+    skipped: Mapping[str, int]
+    inexact: int = 0
+    special_token_prompts: int = 0
+    structured_prompts: int = 0
+    reused: int = 0
+    notices: tuple[Notice, ...] = ()
+
+
+def generated_trajectories(
+    prompts: Sequence[Prompt],
+    target: Target,
+    *,
+    temperature: float,
+    seed: int = 0,
+    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+    max_model_len: int | None = None,
+    batch_size: int | None = None,
+    store: TrajectoryStore | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> TrajectorySet:
+    """What `target` answers to the prompts; each finished response is kept in `store` at once.
+
+    A prompt that occurs several times gives one response at temperature 0, and above one sample for each time.
+    """
+    from specprobe.generate import BATCH_SIZE, Sampling, generate, output_limit
+
+    sampling = Sampling(temperature, seed, max_new_tokens, max_model_len, batch_size or BATCH_SIZE)
+    sieve = _Sieve(target.tokenizer)
+    used = [
+        (prompt, ids)
+        for prompt, ids in sieve.encoded(prompts)
+        if sieve.admits(prompt, "too_long" if output_limit(target, len(ids), sampling) < 1 else None)
+    ]
+    wanted = _requests([ids for _, ids in used], distinct_samples=temperature > 0)
+    distinct = {request.key: request for request in wanted}
+    generated = generate(target, list(distinct.values()), sampling, store=store, on_progress=on_progress)
+    by_key = dict(zip(distinct, generated.responses, strict=True))
+    trajectories = [
+        Trajectory(
+            id=prompt.id,
+            prompt_ids=ids,
+            output_ids=by_key[request.key].output_ids,
+            source="generated",
+            temperature=temperature,
+            tail_ids=_NOTHING,
+            log_probs=by_key[request.key].log_probs,
+            finish_reason=by_key[request.key].finish_reason,
+        )
+        for (prompt, ids), request in zip(used, wanted, strict=True)
+    ]
+    return sieve.into_set(trajectories, generated)
+
+
+def logged_trajectories(
+    prompts: Sequence[Prompt],
+    tokenizer: Tokenizer | None,
+    *,
+    temperature: float,
+    max_model_len: int | None = None,
+) -> TrajectorySet:
+    """The logged answers, sampled at `temperature`; rows of token ids need no tokenizer."""
+    sieve = _Sieve(tokenizer)
+    trajectories: list[Trajectory] = []
+    for prompt, ids in sieve.encoded(prompts):
+        output_ids, exact = _answer_ids(prompt, tokenizer)
+        length = len(ids) + len(output_ids)
+        if sieve.admits(prompt, _obstacle(prompt, len(output_ids), length, max_model_len)):
+            trajectories.append(
+                Trajectory(
+                    id=prompt.id,
+                    prompt_ids=ids,
+                    output_ids=output_ids,
+                    source="logged",
+                    temperature=temperature,
+                    tail_ids=_ids(prompt.tail_token_ids, prompt) if prompt.tail_token_ids else _NOTHING,
+                    finish_reason="stop" if tokenizer and output_ids[-1] in tokenizer.eos_ids else None,
+                    exact=exact,
+                )
+            )
+    return sieve.into_set(trajectories)
+
+
+class _Sieve:
+    """Which prompts are used, why the others are not, and what is odd about those that are."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._skipped: Counter[str] = Counter()
+        self._special = self._structured = 0
+
+    def encoded(self, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, TokenIds]]:
+        """The prompts that can be rendered and are not empty, with their tokens."""
+        for prompt in prompts:
+            try:
+                ids = _prompt_ids(prompt, self._tokenizer)
+            except UnrenderableError:
+                self._skipped["template_error"] += 1
+                continue
+            if len(ids):
+                yield prompt, ids
+            else:
+                self._skipped["empty_prompt"] += 1
+
+    def admits(self, prompt: Prompt, obstacle: str | None) -> bool:
+        """Count the prompt as used, or as skipped for the reason given."""
+        if obstacle:
+            self._skipped[obstacle] += 1
+            return False
+        self._structured += prompt.structured_output
+        if self._tokenizer is not None and prompt.token_ids is None:
+            self._special += self._tokenizer.has_special_text(prompt)
+        return True
+
+    def into_set(self, trajectories: Sequence[Trajectory], generated: Generated | None = None) -> TrajectorySet:
+        """The result, with a notice for each thing that makes it less sure."""
+        inexact = sum(not trajectory.exact for trajectory in trajectories)
+        changed = generated.changed if generated else 0
+        notices = (
+            *_notices(len(trajectories), inexact, self._special, self._structured, changed),
+            *self._tokenizer_notices(),
+        )
+        return TrajectorySet(
+            trajectories=tuple(trajectories),
+            skipped=dict(self._skipped),
+            inexact=inexact,
+            special_token_prompts=self._special,
+            structured_prompts=self._structured,
+            reused=generated.reused if generated else 0,
+            notices=notices,
+        )
+
+    def _tokenizer_notices(self) -> Iterator[Notice]:
+        if failed := self._skipped["template_error"]:
+            yield Notice(
+                "template_error",
+                f"{_count(failed)} left out, since the chat template refuses the conversation (a system turn, or turns "
+                "that do not alternate); an engine would refuse it too",
+            )
+        if self._tokenizer is None:
+            return
+        record = self._tokenizer.record
+        if record.chat_template is None:
+            yield Notice(
+                "no_chat_template",
+                f"{record.name} has no chat template (a base model): turns were joined by blank lines, "
+                "which is not how a chat server would prompt it",
+            )
+        if record.uses_date:
+            yield Notice(
+                "template_uses_date",
+                "the chat template writes today's date, so tokens differ from day to day; "
+                'fix it with --chat-template-kwargs (often {"date_string": "..."})',
+            )
+
+
+def _notices(used: int, inexact: int, special: int, structured: int, changed: int) -> Iterator[Notice]:
+    if inexact:
+        yield Notice(
+            "inexact_answers",
+            f"{inexact} of {used} logged answers are near to what was served, not equal: the chat template drops or "
+            "changes part of them (reasoning, tool calls, blanks); generate responses to be sure",
+        )
+    if special:
+        yield Notice(
+            "special_tokens_in_text",
+            f"{_count(special)} of {used} spell special tokens of the tokenizer in their text; engines read them as "
+            "control tokens, and so does this result",
+        )
+    if structured:
+        yield Notice(
+            "structured_output",
+            f"{_count(structured)} of {used} ask for structured output; an engine constrains the text to a grammar, "
+            "which is not done here, so their acceptance may differ",
+        )
+    if changed:
+        yield Notice(
+            "not_reproducible",
+            f"{changed} responses of an interrupted batch came out differently when it ran again (the stored ones "
+            "count); this device does not compute the same twice",
+        )
+
+
+def _count(prompts: int) -> str:
+    return "1 prompt" if prompts == 1 else f"{prompts} prompts"
+
+
+def _obstacle(prompt: Prompt, output_tokens: int, tokens: int, max_model_len: int | None) -> str | None:
+    if not prompt.has_answer:
+        return "no_answer"
+    if output_tokens == 0:
+        return "empty_answer"
+    return "too_long" if max_model_len is not None and tokens > max_model_len else None
+
+
+def _requests(prompt_ids: Sequence[TokenIds], *, distinct_samples: bool) -> list[Request]:
+    """A request for each prompt; equal prompts share one, or are its samples 0, 1, 2..."""
+    from specprobe.generate import Request
+
+    seen: Counter[bytes] = Counter()
+    requests = []
+    for ids in prompt_ids:
+        content = ids.tobytes()
+        requests.append(Request(ids, seen[content] if distinct_samples else 0))
+        seen[content] += 1
+    return requests
+
+
+def _prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None) -> TokenIds:
+    if prompt.token_ids is not None:
+        return _ids(prompt.token_ids, prompt)
+    return _needed(tokenizer, prompt).encode_prompt(prompt)
+
+
+def _answer_ids(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[TokenIds, bool]:
+    if prompt.answer_token_ids is not None:
+        return _ids(prompt.answer_token_ids, prompt), True
+    if prompt.answer is None:
+        return _NOTHING, True
+    return _needed(tokenizer, prompt).encode_answer(prompt)
+
+
+def _needed(tokenizer: Tokenizer | None, prompt: Prompt) -> Tokenizer:
+    if tokenizer is None:
+        raise SpecprobeError(
+            f"{prompt.source}:{prompt.line}: the row holds text, not token ids; "
+            "name the model that wrote it with --target or --tokenizer"
+        )
+    return tokenizer
+
+
+def _ids(ids: tuple[int, ...], prompt: Prompt) -> TokenIds:
+    """A read-only vector; by way of packed bytes, which takes half the time of numpy's own conversion."""
+    try:
+        return np.frombuffer(struct.pack(f"={len(ids)}i", *ids), dtype=np.int32)
+    except struct.error as error:
+        raise SpecprobeError(f"{prompt.source}:{prompt.line}: not token ids ({error}); fix the row") from error
