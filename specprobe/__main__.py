@@ -1,0 +1,5 @@
+"""`python -m specprobe`."""
+
+from specprobe.cli import main
+
+main()

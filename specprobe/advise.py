@@ -1,0 +1,180 @@
+"""`recommend`: from a run to a recommendation, with a cost that is read, kept from before, or measured now."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specprobe.cost import CostPoint, CostTable, read_cost_file
+from specprobe.drafters import Drafter, parse_drafter
+from specprobe.errors import SpecprobeError
+from specprobe.paths import state_folder, write_private
+from specprobe.profiles import resolve_profile
+from specprobe.progress import Stages
+from specprobe.recommend import Lengths, Recommendation, recommend
+from specprobe.run import Run
+
+if TYPE_CHECKING:
+    from specprobe.measure import CostGrid
+    from specprobe.target import Target
+
+
+TIMINGS_SCHEMA = "specprobe.timings/1"
+
+
+@dataclass(frozen=True, slots=True)
+class CostOptions:
+    """Where the cost comes from: a file, or the target timed on a device."""
+
+    file: Path | None = None
+    target: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    remeasure: bool = False
+
+
+def advise(
+    run: Run,
+    *,
+    concurrencies: Sequence[int],
+    temperature: float | None,
+    engine: str | None,
+    cost_options: CostOptions,
+    stages: Stages,
+) -> tuple[Recommendation, CostTable]:
+    """The recommendation for one of the run's temperatures, and the cost table it rests on."""
+    if not concurrencies or min(concurrencies) < 1:
+        raise SpecprobeError("--concurrency: name one or more numbers from 1 up, for example 1,8,64")
+    _check_engine(run, engine)
+    temperature = run.temperatures[0] if temperature is None else temperature
+    if temperature not in run.temperatures:
+        known = ", ".join(f"{value:g}" for value in run.temperatures)
+        raise SpecprobeError(f"--temperature {temperature:g}: the run has {known}")
+    responses = run.responses_at(temperature)
+    lengths = Lengths(responses.prompt_tokens, responses.output_tokens)
+    acceptances = [acceptance for acceptance in run.results if acceptance.temperature == temperature]
+    depth = max(acceptance.depth for acceptance in acceptances)
+    cost = (
+        read_cost_file(cost_options.file)
+        if cost_options.file is not None
+        else _measured(run, cost_options, sorted(set(concurrencies)), depth, lengths.mean_context, stages)
+    )
+    recommendation = recommend(
+        acceptances,
+        lengths,
+        cost,
+        concurrencies=list(dict.fromkeys(concurrencies)),
+        engine_profile=run.engine_profile,
+    )
+    return recommendation, cost
+
+
+def _check_engine(run: Run, engine: str | None) -> None:
+    if engine is None:
+        return
+    asked = resolve_profile(engine)
+    if "@" not in engine:
+        matches = asked.engine == run.engine_profile.partition("@")[0]
+    else:
+        matches = asked.name == run.engine_profile
+    if not matches:
+        raise SpecprobeError(
+            f"--engine {engine}: the run was replayed by the rules of {run.engine_profile}; "
+            f"run `specprobe analyze ... --engine {engine}` first"
+        )
+
+
+def _measured(
+    run: Run, options: CostOptions, concurrencies: list[int], depth: int, mean_context: float, stages: Stages
+) -> CostTable:
+    """Time the run's target here, or go on from timings that were kept."""
+    from specprobe.embedded import HUB_NAME
+    from specprobe.measure import plan_grid
+    from specprobe.target import load_target
+
+    recorded = run.target or {}
+    name = options.target or recorded.get("name")
+    if name is None:
+        raise SpecprobeError(
+            "recommend: the run names no target to time; give --target MODEL to time it here, or --cost FILE"
+        )
+    stages.say(f"loading {name} to time its rounds on this device")
+    target = load_target(
+        None if name == HUB_NAME else name,
+        device=options.device,
+        dtype=options.dtype or recorded.get("dtype"),
+    )
+    grid = plan_grid(concurrencies, depth, mean_context, target.record.max_position_embeddings)
+    drafters = {
+        acceptance.drafter: parse_drafter(acceptance.drafter, resolve_profile(run.engine_profile))
+        for acceptance in run.results
+    }
+    return measured_cost(target, grid, drafters, depth, stages, remeasure=options.remeasure)
+
+
+def measured_cost(
+    target: Target,
+    grid: CostGrid,
+    drafters: dict[str, Drafter],
+    depth: int,
+    stages: Stages,
+    *,
+    remeasure: bool = False,
+) -> CostTable:
+    """The cost table of a grid; each block of points is kept in `.specprobe/costs` as soon as it is measured."""
+    from specprobe.measure import measure_drafter, measure_grid, measure_prefill, timing_conditions
+
+    conditions = timing_conditions(target)
+    digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:16]
+    path = state_folder() / "costs" / f"{digest}.json"
+    kept = None if remeasure else _read_timings(path)
+    points = list(kept.points) if kept else []
+    prefill_seconds = kept.prefill_token_seconds if kept else measure_prefill(target)
+    num_blocks = len(grid.blocks)
+    with stages.track("timing rounds", num_blocks) as advance:
+        for block in measure_grid(target, grid, points, on_block=lambda done: advance(done, f"{done}/{num_blocks}")):
+            points += block
+            _write_timings(path, _Timings(tuple(points), prefill_seconds))
+    return CostTable(
+        source="measured",
+        points=tuple(
+            point
+            for point in points
+            if point.batch in grid.batches
+            and point.query_tokens in grid.query_tokens
+            and point.context in grid.contexts
+        ),
+        drafter_seconds={name: measure_drafter(drafter, depth) for name, drafter in drafters.items()},
+        prefill_token_seconds=prefill_seconds,
+        conditions=conditions,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Timings:
+    """What was timed so far under one set of conditions; not yet a full grid, so not yet a cost table."""
+
+    points: tuple[CostPoint, ...]
+    prefill_token_seconds: float
+
+
+def _write_timings(path: Path, timings: _Timings) -> None:
+    write_private(path, json.dumps({"schema": TIMINGS_SCHEMA, **asdict(timings)}) + "\n")
+
+
+def _read_timings(path: Path) -> _Timings | None:
+    """Timings kept before; None where there are none, or none that this version can read (they are timed again)."""
+    try:
+        document = json.loads(path.read_bytes())
+        if document["schema"] != TIMINGS_SCHEMA:
+            return None
+        return _Timings(
+            tuple(CostPoint(**point) for point in document["points"]),
+            float(document["prefill_token_seconds"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,320 @@
+"""`analyze`: from the user's prompts to a run. The stages, in the order in which data pass through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from specprobe.acceptance import Acceptance
+from specprobe.checks import check_acceptance, check_responses
+from specprobe.drafters import Drafter, Limits, parse_drafter
+from specprobe.errors import SpecprobeError
+from specprobe.notices import Notice
+from specprobe.profiles import DEFAULT_ENGINE, Profile, resolve_profile
+from specprobe.progress import Advance, Stages
+from specprobe.prompt import Prompt
+from specprobe.replay import replay
+from specprobe.run import ResponseLengths, Run
+from specprobe.scan import ReadOptions
+from specprobe.trajectories import TrajectorySet, generated_trajectories, logged_trajectories
+from specprobe.workload import Workload, read_workload
+
+if TYPE_CHECKING:
+    from specprobe.generate import Progress
+    from specprobe.store import TrajectoryStore
+    from specprobe.target import Target
+    from specprobe.tokens import Tokenizer
+
+MAX_DEPTH = 64
+DEFAULT_DRAFTERS = ("ngram", "suffix")
+Responses = Literal["auto", "generate", "logged"]
+
+
+@dataclass(frozen=True, slots=True)
+class AnalyzeOptions:
+    """Everything that decides what `analyze` does; refused where it makes no sense, before any work is done.
+
+    `target`: a Hub id or folder, None for the embedded one. `tokenizer`: for logged text, None for the target's.
+    """
+
+    prompts: tuple[str, ...]
+    target: str | None = None
+    tokenizer: str | None = None
+    drafters: tuple[str, ...] = ()
+    depth: int = 8
+    temperatures: tuple[float, ...] = (0.0,)
+    responses: Responses = "auto"
+    engine: str = DEFAULT_ENGINE
+    dtype: str | None = None
+    device: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_new_tokens: int = 256
+    max_model_len: int | None = None
+    batch_size: int = 16
+    seed: int = 0
+    read: ReadOptions = field(default_factory=ReadOptions)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.depth <= MAX_DEPTH:
+            raise SpecprobeError(f"--depth {self.depth}: must be from 1 to {MAX_DEPTH}")
+        if not self.temperatures:
+            raise SpecprobeError("--temperature: name at least one")
+        for temperature in self.temperatures:
+            if not 0 <= temperature <= 10:
+                raise SpecprobeError(f"--temperature {temperature:g}: must be from 0 to 10")
+        if len(set(self.temperatures)) < len(self.temperatures):
+            raise SpecprobeError("--temperature: a value occurs twice")
+        for name, value in (("max-new-tokens", self.max_new_tokens), ("batch-size", self.batch_size)):
+            if value < 1:
+                raise SpecprobeError(f"--{name} {value}: must be at least 1")
+        if self.seed < 0:
+            raise SpecprobeError(f"--seed {self.seed}: must not be negative")
+        if self.max_model_len is not None:
+            _check_depth_fits(self.depth, self.max_model_len)
+        if self.responses == "logged" and len(self.temperatures) > 1:
+            raise SpecprobeError(
+                "--temperature: with --responses logged give the one temperature at which the log was sampled"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """Trajectories by temperature, and who they come from."""
+
+    sets: tuple[TrajectorySet, ...]
+    mode: Literal["generated", "logged"]
+    target: Target | None
+    tokenizer: Tokenizer | None
+    mismatch: Mapping[str, Any] | None = None
+    notices: tuple[Notice, ...] = ()
+
+
+def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | None = None) -> Run:
+    """Read prompts, get responses, replay every drafter over them. Responses are kept in `store` as they finish."""
+    profile = resolve_profile(options.engine)
+    drafters = _drafters(options, profile)
+    workload = read_workload(options.prompts, **asdict(options.read))
+    sources = _responses(options, workload, stages, store)
+    max_model_len = options.max_model_len
+    if max_model_len is None and sources.target is not None:
+        max_model_len = sources.target.record.max_position_embeddings
+    if max_model_len is not None:
+        _check_depth_fits(options.depth, max_model_len)
+    limits = Limits(max_model_len, sources.tokenizer.eos_ids if sources.tokenizer else ())
+    results = _replays(drafters, sources, options, limits, stages)
+    return Run(
+        workload=_workload_record(options, workload, sources),
+        target=asdict(sources.target.record) if sources.target else None,
+        engine_profile=profile.name,
+        settings=_settings_record(options, sources, max_model_len),
+        responses=tuple(
+            _lengths(trajectories, temperature, sources.mode)
+            for trajectories, temperature in zip(sources.sets, options.temperatures, strict=True)
+        ),
+        results=results,
+        notices=_all_notices(options, profile, workload, sources, results),
+    )
+
+
+def _check_depth_fits(depth: int, max_model_len: int) -> None:
+    # A round needs a prompt token, the sampled one, the drafts and the bonus token.
+    if depth + 3 > max_model_len:
+        raise SpecprobeError(
+            f"--depth {depth}: does not fit a context of {max_model_len} tokens; lower it or raise --max-model-len"
+        )
+
+
+def _drafters(options: AnalyzeOptions, profile: Profile) -> list[Drafter]:
+    specs = options.drafters or tuple(name for name in DEFAULT_DRAFTERS if name in profile.drafters)
+    drafters = [parse_drafter(spec, profile) for spec in specs]
+    seen: list[tuple[str, Mapping[str, Any]]] = []
+    for drafter in drafters:
+        if (drafter.name, drafter.config) in seen:
+            raise SpecprobeError(f"--drafter: {drafter.name} is named twice with the same settings")
+        seen.append((drafter.name, drafter.config))
+    return drafters
+
+
+def _responses(options: AnalyzeOptions, workload: Workload, stages: Stages, store: TrajectoryStore | None) -> _Sources:
+    mode = options.responses
+    if mode == "auto":
+        all_logged = all(prompt.has_answer for prompt in workload.prompts)
+        mode = "logged" if all_logged and len(options.temperatures) == 1 else "generate"
+    sources = (
+        _logged(options, workload.prompts, stages) if mode == "logged" else _generated(options, workload, stages, store)
+    )
+    for trajectories in sources.sets:
+        if not trajectories.trajectories:
+            reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(trajectories.skipped.items())) or "none given"
+            remedy = "use --responses generate" if mode == "logged" else "check the prompts against the model's context"
+            raise SpecprobeError(f"no response to replay (skipped: {reasons}); {remedy}")
+    return sources
+
+
+def _logged(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages) -> _Sources:
+    """The log's own answers; a named target also judges whether it could have written them."""
+    temperature = options.temperatures[0]
+    target = _load_target(options, stages) if options.target is not None else None
+    tokenizer = target.tokenizer if target else None
+    notices: list[Notice] = []
+    if any(prompt.token_ids is None or prompt.answer_token_ids is None for prompt in prompts if prompt.has_answer):
+        if options.tokenizer is not None or tokenizer is None:
+            from specprobe.tokens import load_tokenizer
+
+            tokenizer = load_tokenizer(options.tokenizer, template_kwargs=options.template_kwargs)
+        if options.tokenizer is None and target is None:
+            notices.append(
+                Notice(
+                    "tokenizer_not_named",
+                    f"logged text was cut into tokens by {tokenizer.name}, which nobody named; another model's "
+                    "tokens accept differently: name the one that wrote the log with --tokenizer or --target",
+                )
+            )
+    max_model_len = options.max_model_len
+    if max_model_len is None and target is not None:
+        max_model_len = target.record.max_position_embeddings
+    found = logged_trajectories(prompts, tokenizer, temperature=temperature, max_model_len=max_model_len)
+    mismatch = None
+    if target is not None and found.trajectories:
+        from specprobe.mismatch import measure_mismatch
+
+        stages.say(f"scoring {len(found.trajectories)} logged answers with {target.record.name}")
+        measured = measure_mismatch(target.score(found.trajectories, temperature=temperature), temperature)
+        if measured is not None:
+            mismatch = asdict(measured)
+            notices += measured.notices()
+    return _Sources((found,), "logged", target, tokenizer, mismatch, tuple(notices))
+
+
+def _generated(options: AnalyzeOptions, workload: Workload, stages: Stages, store: TrajectoryStore | None) -> _Sources:
+    """Responses that the target writes, one set for each temperature."""
+    target = _load_target(options, stages)
+    sets = []
+    for temperature in options.temperatures:
+        with stages.track(f"generating at temperature {temperature:g}", 1.0) as advance:
+            found = generated_trajectories(
+                workload.prompts,
+                target,
+                temperature=temperature,
+                seed=options.seed,
+                max_new_tokens=options.max_new_tokens,
+                max_model_len=options.max_model_len,
+                batch_size=options.batch_size,
+                store=store,
+                on_progress=_advancing(advance),
+            )
+        if found.reused:
+            stages.say(f"{found.reused} responses at temperature {temperature:g} were there already")
+        sets.append(found)
+    return _Sources(tuple(sets), "generated", target, target.tokenizer)
+
+
+def _advancing(advance: Advance) -> Callable[[Progress], None]:
+    """Tell a progress bar of the share of tokens that are written; the rest is an upper bound, so it jumps ahead."""
+
+    def on_progress(progress: Progress) -> None:
+        done = progress.tokens / max(progress.tokens_at_most, 1)
+        advance(done, f"{progress.responses}/{progress.responses_wanted} responses")
+
+    return on_progress
+
+
+def _load_target(options: AnalyzeOptions, stages: Stages) -> Target:
+    from specprobe.target import load_target
+
+    stages.say(f"loading {options.target or 'the embedded target SmolLM2-135M-Instruct'}")
+    return load_target(
+        options.target, device=options.device, dtype=options.dtype, template_kwargs=options.template_kwargs
+    )
+
+
+def _replays(
+    drafters: Sequence[Drafter], sources: _Sources, options: AnalyzeOptions, limits: Limits, stages: Stages
+) -> tuple[Acceptance, ...]:
+    results = []
+    for found in sources.sets:
+        for drafter in drafters:
+            with stages.track(f"replaying {drafter.name}", len(found.trajectories)) as advance:
+                on_response = _counting(advance)
+                results.append(
+                    replay(drafter, found.trajectories, options.depth, limits=limits, on_response=on_response)
+                )
+    return tuple(results)
+
+
+def _counting(advance: Advance) -> Callable[[int], None]:
+    return lambda done: advance(done, "")
+
+
+def _lengths(found: TrajectorySet, temperature: float, source: str) -> ResponseLengths:
+    return ResponseLengths(
+        temperature=temperature,
+        source=source,
+        ids=tuple(trajectory.id for trajectory in found.trajectories),
+        prompt_tokens=np.array([trajectory.prompt_ids.size for trajectory in found.trajectories], dtype=np.int32),
+        output_tokens=np.array([trajectory.output_ids.size for trajectory in found.trajectories], dtype=np.int32),
+    )
+
+
+def _workload_record(options: AnalyzeOptions, workload: Workload, sources: _Sources) -> dict[str, Any]:
+    skipped = dict(workload.skipped)
+    for reason, count in sources.sets[0].skipped.items():
+        skipped[reason] = skipped.get(reason, 0) + count
+    return {
+        "sources": list(options.prompts),
+        "format": workload.format,
+        "columns": workload.columns,
+        "rows": workload.rows,
+        "prompts": len(workload.prompts),
+        "skipped": skipped,
+        "duplicates": workload.duplicates,
+        "distinct": workload.distinct,
+        "inexact_answers": sources.sets[0].inexact,
+        "structured_outputs": workload.structured_outputs,
+        "special_token_prompts": sources.sets[0].special_token_prompts,
+        "log_fit": sources.mismatch,
+    }
+
+
+def _settings_record(options: AnalyzeOptions, sources: _Sources, max_model_len: int | None) -> dict[str, Any]:
+    """What has to be the same for two runs to be comparable, beside workload, target and engine rules."""
+    generation = {}
+    if sources.mode == "generated":
+        generation = {
+            "max_new_tokens": options.max_new_tokens,
+            "batch_size": options.batch_size,
+            "seed": options.seed,
+        }
+    return {
+        "responses": sources.mode,
+        "depth": options.depth,
+        "temperatures": list(options.temperatures),
+        "engine": options.engine,
+        "max_model_len": max_model_len,
+        "tokenizer": asdict(sources.tokenizer.record) if sources.tokenizer else None,
+        "first_turn": options.read.first_turn,
+        "dedupe": options.read.dedupe,
+        "max_prompts": options.read.max_prompts,
+        **generation,
+    }
+
+
+def _all_notices(
+    options: AnalyzeOptions,
+    profile: Profile,
+    workload: Workload,
+    sources: _Sources,
+    results: Sequence[Acceptance],
+) -> tuple[Notice, ...]:
+    notices = [*workload.all_notices, *sources.notices]
+    missing = [name for name in DEFAULT_DRAFTERS if name not in profile.drafters]
+    if missing and not options.drafters:
+        notices.append(Notice("drafter_not_offered", f"{profile.name} has no {', '.join(missing)}: left out"))
+    for found in sources.sets:
+        notices += [*found.notices, *check_responses(found.trajectories)]
+    for result in results:
+        notices += check_acceptance(result)
+    return tuple(dict.fromkeys(notices))

@@ -1,0 +1,108 @@
+"""What a careful reader of a result would ask: checks that return notices, with the reason for each threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from specprobe.acceptance import Acceptance
+from specprobe.interval import MIN_PROMPTS
+from specprobe.notices import Notice
+from specprobe.trajectory import Trajectory
+
+# The standard error of a rate near 1/2 is 5 % at 100 rounds; below that depths cannot be told apart.
+MIN_DRAFTED_ROUNDS = 100
+# Where most drafted rounds accept all of the deepest draft, the best depth lies beyond what was replayed.
+CENSORED_SHARE = 0.5
+# A loop of period up to 32 that fills the last 48 tokens is a stuck model, not a list.
+LOOP_MAX_PERIOD = 32
+LOOP_MIN_TOKENS = 48
+# A tenth of the responses is enough to move an acceptance rate by more than its interval.
+NOTABLE_SHARE = 0.1
+CUT_SHARE = 0.5
+
+
+def check_responses(trajectories: Sequence[Trajectory]) -> list[Notice]:
+    """Notices about the responses themselves: too few, stuck in a loop, cut short."""
+    notices = []
+    num_responses = len(trajectories)
+    if num_responses < MIN_PROMPTS:
+        notices.append(
+            Notice(
+                "too_few_prompts",
+                f"{num_responses} responses: intervals over fewer than {MIN_PROMPTS} prompts are too narrow or "
+                "missing; use more prompts before you decide",
+            )
+        )
+    looping = sum(is_degenerate_loop(trajectory.output_ids) for trajectory in trajectories)
+    if looping and looping >= NOTABLE_SHARE * num_responses:
+        notices.append(
+            Notice(
+                "degenerate_loops",
+                f"{looping} of {num_responses} responses end in a loop that repeats the same tokens; drafts from "
+                "the text accept nearly all of it, so acceptance is too high: check the model, template and max tokens",
+            )
+        )
+    generated = [trajectory for trajectory in trajectories if trajectory.source == "generated"]
+    cut = sum(trajectory.finish_reason == "length" for trajectory in generated)
+    if generated and cut >= CUT_SHARE * len(generated):
+        notices.append(
+            Notice(
+                "responses_cut",
+                f"{cut} of {len(generated)} responses were cut at the token limit; late text often drafts better "
+                "than early text: raise --max-new-tokens towards what you serve",
+            )
+        )
+    return notices
+
+
+def check_acceptance(acceptance: Acceptance) -> list[Notice]:
+    """Notices about one result: too few drafted rounds, everything censored at the depth."""
+    totals = acceptance.totals(acceptance.depth)
+    label = f"{acceptance.drafter} at temperature {acceptance.temperature:g}"
+    if not totals.drafted_rounds:
+        return [
+            Notice(
+                "nothing_drafted",
+                f"{label}: no round had a draft, so this drafter does nothing on this traffic with these settings",
+            )
+        ]
+    notices = []
+    if totals.drafted_rounds < MIN_DRAFTED_ROUNDS:
+        notices.append(
+            Notice(
+                "too_few_rounds",
+                f"{label}: {totals.drafted_rounds} drafted rounds are too few to tell depths apart; "
+                "use more or longer responses",
+            )
+        )
+    if totals.accepted_at[-1] > CENSORED_SHARE * totals.drafted_rounds:
+        notices.append(
+            Notice(
+                "censored_at_depth",
+                f"{label}: {totals.accepted_at[-1] / totals.drafted_rounds:.0%} of drafted rounds accept all "
+                f"{acceptance.depth} tokens, so the best depth may be larger: raise --depth",
+            )
+        )
+    return notices
+
+
+@njit(cache=True, nogil=True)
+def is_degenerate_loop(tokens: NDArray[np.int32]) -> bool:
+    """Whether the last LOOP_MIN_TOKENS tokens, and three periods, repeat with a period up to LOOP_MAX_PERIOD."""
+    for period in range(1, LOOP_MAX_PERIOD + 1):
+        length = max(LOOP_MIN_TOKENS, 3 * period)
+        if length > tokens.size:
+            continue
+        repeats = True
+        # The end token, and a cut in mid-loop, may differ: the loop is looked for up to the last token but one.
+        for position in range(tokens.size - 1 - length + period, tokens.size - 1):
+            if tokens[position] != tokens[position - period]:
+                repeats = False
+                break
+        if repeats:
+            return True
+    return False

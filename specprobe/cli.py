@@ -1,0 +1,361 @@
+"""The command line: parse, call, print. No arithmetic, and nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from specprobe import __version__
+from specprobe.errors import SpecprobeError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+INTERRUPTED = 130
+
+Number = TypeVar("Number", int, float)
+
+# Some versions of typer carry a copy of click, others use the package: the bases of what typer exports hold for both.
+UsageError: type[Any] = typer.BadParameter.__mro__[1]
+ClickException: type[Any] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Does speculative decoding pay off on your traffic, with which method and how many draft tokens?",
+)
+
+
+class ResponsesChoice(StrEnum):
+    """Where responses come from."""
+
+    auto = "auto"
+    generate = "generate"
+    logged = "logged"
+
+
+PromptsArgument = Annotated[
+    list[str],
+    typer.Argument(help="File, folder, glob, - for stdin, or hf:NAME[:CONFIG][:SPLIT].", show_default=False),
+]
+FormatOption = Annotated[str | None, typer.Option("--format", help="Force a row format instead of detecting it.")]
+FieldOption = Annotated[str | None, typer.Option("--prompt-field", help="The column that holds the prompt.")]
+FirstTurnOption = Annotated[
+    bool, typer.Option("--first-turn", help="First user turn only, as most benchmarks read chat logs.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document on stdout.")]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option("--dtype", help="float32, bfloat16 or float16. Default: float32 on the CPU, else the checkpoint's."),
+]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="cuda, mps or cpu. Default: the best there is.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(f"specprobe {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def inspect(
+    prompts: PromptsArgument,
+    format_name: FormatOption = None,
+    prompt_field: FieldOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what is in a prompt log: format, rows, usable prompts, skips by reason, lengths."""
+    from specprobe.workload import inspect_workload
+
+    inspection = inspect_workload(prompts, format=format_name, prompt_field=prompt_field)
+    if as_json:
+        _print_json(inspection.to_json())
+    else:
+        from specprobe.inspect_report import render_inspection
+
+        _print(render_inspection(inspection))
+    if inspection.error:
+        raise SpecprobeError(inspection.error)
+
+
+@app.command()
+def analyze(
+    prompts: PromptsArgument,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", help="Hub id or folder of the target. Default: SmolLM2-135M-Instruct, embedded."),
+    ] = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drafter",
+            help="ngram, ngram:min=2,max=4, suffix; may be repeated. Default: all the engine has.",
+        ),
+    ] = None,
+    depth: Annotated[
+        int, typer.Option("--depth", help="Most draft tokens per round; all depths up to it are replayed.")
+    ] = 8,
+    temperature: Annotated[
+        str,
+        typer.Option("--temperature", help="One or more, such as 0,0.7. With logged responses: the log's."),
+    ] = "0",
+    responses: Annotated[
+        ResponsesChoice,
+        typer.Option("--responses", help="auto: logged where every prompt has an answer, else generate."),
+    ] = ResponsesChoice.auto,
+    engine: Annotated[
+        str, typer.Option("--engine", help="Whose drafting rules: vllm, vllm@0.30, vllm-v1, hf, llama.cpp.")
+    ] = "vllm",
+    tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="Hub id or folder; for logged text.")] = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    chat_template_kwargs: Annotated[
+        str | None,
+        typer.Option("--chat-template-kwargs", help='JSON, for example {"enable_thinking": false}.'),
+    ] = None,
+    first_turn: FirstTurnOption = False,
+    format_name: FormatOption = None,
+    prompt_field: FieldOption = None,
+    dedupe: Annotated[bool, typer.Option("--dedupe", help="Keep only the first of equal prompts.")] = False,
+    max_prompts: Annotated[int | None, typer.Option("--max-prompts", help="Use only the first N prompts.")] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Longest response to generate.")] = 256,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option("--max-model-len", help="Context limit of the engine. Default: the target's."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Responses generated together.")] = 16,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of sampled responses.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Also write the run to this file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay drafters over a prompt log: acceptance by position, tokens per round by depth, curves."""
+    from specprobe.analyze import AnalyzeOptions
+    from specprobe.analyze import analyze as run_analyze
+    from specprobe.progress import OnStderr
+    from specprobe.run import dump_document, run_document, summarize
+    from specprobe.run_files import keep_run
+    from specprobe.scan import ReadOptions
+    from specprobe.store import TrajectoryStore
+
+    options = AnalyzeOptions(
+        prompts=tuple(prompts),
+        target=target,
+        tokenizer=tokenizer,
+        drafters=tuple(drafter or ()),
+        depth=depth,
+        temperatures=_numbers(temperature, "--temperature", float),
+        responses=responses.value,
+        engine=engine,
+        dtype=dtype,
+        device=device,
+        template_kwargs=_json_object(chat_template_kwargs, "--chat-template-kwargs"),
+        max_new_tokens=max_new_tokens,
+        max_model_len=max_model_len,
+        batch_size=batch_size,
+        seed=seed,
+        read=ReadOptions(
+            format=format_name,
+            prompt_field=prompt_field,
+            first_turn=first_turn,
+            dedupe=dedupe,
+            max_prompts=max_prompts,
+        ),
+    )
+    run = run_analyze(options, OnStderr(), TrajectoryStore())
+    summaries = [summarize(acceptance) for acceptance in run.results]
+    document = dump_document(run_document(run, summaries))
+    try:
+        keep_run(document, out)
+    finally:
+        # The answer is shown even where it cannot be kept, and kept even where nobody reads it to the end.
+        if as_json:
+            print(document)
+            _warn_on_stderr(run.notices)
+        else:
+            from specprobe.report import render_run
+
+            _print(render_run(run, summaries))
+
+
+@app.command()
+def recommend(
+    run_file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="A run that analyze wrote. Default: the last one.", show_default=False),
+    ] = None,
+    concurrency: Annotated[
+        str, typer.Option("--concurrency", help="Requests in flight: one or more, such as 1,8,64.")
+    ] = "1",
+    cost: Annotated[
+        Path | None, typer.Option("--cost", help="A cost file. Default: measure the target on this device.")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option("--temperature", help="Which of the run's temperatures. Default: the first."),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="Must be the engine that was replayed; checked.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", help="The target to time, where the run names none.")
+    ] = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    remeasure: Annotated[bool, typer.Option("--remeasure", help="Time again instead of using kept timings.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """The verdict for a concurrency: speculate or not, with which drafter and how many draft tokens."""
+    from specprobe.advise import CostOptions, advise
+    from specprobe.progress import OnStderr
+    from specprobe.run import load_run
+    from specprobe.run_files import last_run
+
+    run = load_run(run_file or last_run())
+    cost_options = CostOptions(file=cost, target=target, dtype=dtype, device=device, remeasure=remeasure)
+    recommendation, table = advise(
+        run,
+        concurrencies=_numbers(concurrency, "--concurrency", int),
+        temperature=temperature,
+        engine=engine,
+        cost_options=cost_options,
+        stages=OnStderr(),
+    )
+    if as_json:
+        _print_json(recommendation.to_json())
+        _warn_on_stderr(recommendation.notices)
+    else:
+        from specprobe.report import render_recommendation
+
+        _print(render_recommendation(recommendation, table.conditions))
+
+
+@app.command()
+def fit(
+    rate: Annotated[
+        list[str] | None,
+        typer.Option("--rate", help="DEPTH=ACCEPTANCE_RATE, such as 2=0.454; may be repeated."),
+    ] = None,
+    length: Annotated[
+        list[str] | None,
+        typer.Option("--length", help="DEPTH=MEAN_ACCEPTANCE_LENGTH, such as 3=2.07; may be repeated."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit acceptance curves to published numbers, and predict other depths."""
+    from specprobe.curve import REPORTED_DEPTH, fit_document, fit_lengths, fit_rates
+
+    if bool(rate) == bool(length):
+        raise SpecprobeError("fit: give either --rate or --length, for example --rate 2=0.454 --rate 3=0.356")
+    if rate:
+        given = _by_depth(rate, "--rate")
+        fitted = fit_rates(given)
+    else:
+        lengths = _by_depth(length or [], "--length")
+        given = {}
+        fitted = fit_lengths(lengths)
+    if as_json:
+        _print_json(fit_document(fitted))
+    else:
+        from specprobe.report import render_fit
+
+        _print(render_fit(fitted, given, max(REPORTED_DEPTH, fitted.depth)))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 fine, 2 for what the user must change, 130 when interrupted."""
+    sys.exit(run_command(arguments))
+
+
+def run_command(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit status; every error of a user is one line on stderr."""
+    try:
+        status = app(arguments, prog_name="specprobe", standalone_mode=False)
+        # Some versions of typer turn Ctrl-C into this status instead of raising.
+        if status == INTERRUPTED:
+            raise KeyboardInterrupt
+        return status if isinstance(status, int) else 0
+    except SpecprobeError as error:
+        _error(str(error))
+        return 2
+    except typer.Exit as error:
+        return error.exit_code
+    except ClickException as error:
+        hint = f"; see {error.ctx.command_path} --help" if isinstance(error, UsageError) and error.ctx else ""
+        if not error.format_message():
+            # No command at all: typer has shown the help instead.
+            return 2
+        _error(error.format_message().rstrip(".") + hint)
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        _error("interrupted; what was finished is kept, the same command goes on from there")
+        return INTERRUPTED
+
+
+def _error(message: str) -> None:
+    from specprobe.notices import inert
+
+    print(f"error: {inert(' '.join(message.split()), 2000)}", file=sys.stderr)
+
+
+def _print(renderable: RenderableType) -> None:
+    from rich.console import Console
+
+    Console(highlight=False, markup=False).print(renderable, crop=False)
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    from specprobe.run import dump_document
+
+    print(dump_document(document))
+
+
+def _warn_on_stderr(notices: Sequence[Any]) -> None:
+    from rich.console import Console
+
+    from specprobe.report import render_notices
+
+    if notices:
+        Console(stderr=True, highlight=False, markup=False).print(render_notices(notices))
+
+
+def _numbers(text: str, option: str, convert: type[Number]) -> tuple[Number, ...]:
+    try:
+        return tuple(convert(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise SpecprobeError(f"{option} {text!r}: not a comma-separated list of numbers") from None
+
+
+def _by_depth(pairs: Sequence[str], option: str) -> dict[int, float]:
+    values: dict[int, float] = {}
+    for pair in pairs:
+        depth, _, value = pair.partition("=")
+        try:
+            values[int(depth)] = float(value)
+        except ValueError:
+            raise SpecprobeError(f"{option} {pair!r}: write DEPTH=NUMBER, for example 2=0.454") from None
+    if len(values) < len(pairs):
+        raise SpecprobeError(f"{option}: a depth is given twice")
+    return values
+
+
+def _json_object(text: str | None, option: str) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise SpecprobeError(f"{option}: not JSON; write for example '{{\"enable_thinking\": false}}'") from None
+    if not isinstance(value, dict):
+        raise SpecprobeError(f"{option}: must be a JSON object")
+    return value

@@ -1,0 +1,302 @@
+"""Terminal reports: a run, a recommendation and a fit as rich renderables. Nothing here computes or prints.
+
+Whatever comes out of a log (names, ids, file names) goes into Text objects, never into markup.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from specprobe.curve import CurveFit
+from specprobe.notices import Notice, inert
+from specprobe.recommend import Option, Recommendation, Verdict
+from specprobe.run import ResultSummary, Run
+from specprobe.units import (
+    format_bar,
+    format_count,
+    format_interval,
+    format_number,
+    format_percent,
+    format_plural,
+    format_seconds,
+)
+
+BAR_WIDTH = 24
+VERDICT_STYLES = {"speculate": "bold green", "dont": "bold red", "close": "bold yellow"}
+VERDICT_WORDS = {"speculate": "speculate", "dont": "don't", "close": "too close to call"}
+
+
+def render_run(run: Run, summaries: Sequence[ResultSummary]) -> RenderableType:
+    """The report of `analyze`: what was measured, then each drafter, then warnings and the next command."""
+    parts: list[RenderableType] = [_what_was_measured(run), Text()]
+    for summary in summaries:
+        parts += [_result(summary), Text()]
+    parts.append(_in_one_sentence(summaries))
+    if run.notices:
+        parts += [Text(), render_notices(run.notices)]
+    return Group(*parts)
+
+
+def render_notices(notices: Sequence[Notice]) -> RenderableType:
+    """Warnings, each with what to do."""
+    return Group(*(Text.assemble(("warning: ", "yellow"), inert(notice.message, 1000)) for notice in notices))
+
+
+def _what_was_measured(run: Run) -> RenderableType:
+    workload = run.workload
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    sources = ", ".join(inert(str(source), 200) for source in workload["sources"])
+    columns = ", ".join(inert(str(column)) for column in workload.get("columns", ()))
+    grid.add_row(
+        "workload",
+        Text(
+            f"{sources}: {format_plural(workload['prompts'], 'prompt')} of {format_plural(workload['rows'], 'row')} "
+            f"(format {workload['format']}{f', column {columns}' if columns else ''})"
+        ),
+    )
+    if workload["skipped"]:
+        skipped = ", ".join(f"{reason} {format_count(n)}" for reason, n in sorted(workload["skipped"].items()))
+        grid.add_row("skipped", Text(skipped))
+    for lengths in run.responses:
+        total = int(lengths.output_tokens.sum())
+        grid.add_row(
+            "responses",
+            Text(
+                f"{format_plural(len(lengths.ids), 'response')}, {format_count(total)} tokens, {lengths.source} "
+                f"at temperature {lengths.temperature:g}"
+            ),
+        )
+    if run.target is not None:
+        record = run.target
+        details = [str(record[key]) for key in ("dtype", "device") if record.get(key)]
+        grid.add_row("target", Text(inert(str(record["name"]), 200) + (f" ({', '.join(details)})" if details else "")))
+    grid.add_row("engine rules", Text(run.engine_profile))
+    return grid
+
+
+def _result(summary: ResultSummary) -> RenderableType:
+    acceptance = summary.acceptance
+    config = ", ".join(f"{key} {value}" for key, value in acceptance.config.items())
+    title = Text.assemble(
+        (acceptance.drafter, "bold"), f" ({config}), temperature {acceptance.temperature:g}, one-hot drafts"
+    )
+    deepest = summary.totals[-1]
+    if not deepest.drafted_rounds:
+        return Group(title, Padding(Text("no round had a draft: nothing to accept, 1 token per round"), (0, 2)))
+    return Group(
+        title,
+        Padding(_positions(summary), (0, 2)),
+        Padding(_depths(summary), (0, 2)),
+        Padding(_curve(summary), (0, 2)),
+    )
+
+
+def _positions(summary: ResultSummary) -> Table:
+    """Acceptance by draft position at the largest depth: survival in drafted rounds, and given the ones before."""
+    table = Table(box=None, padding=(0, 2, 0, 0), title=None, header_style="dim")
+    table.add_column("position", justify="right")
+    table.add_column(f"accepted up to here, depth {summary.totals[-1].depth}", no_wrap=True)
+    table.add_column("conditional", justify="right")
+    at_risk = summary.acceptance.at_risk_at[:, -1, :].sum(axis=0)
+    accepted = summary.acceptance.accepted_at[:, -1, :].sum(axis=0)
+    for position, survival in enumerate(summary.totals[-1].survival or ()):
+        conditional = accepted[position] / at_risk[position] if at_risk[position] else None
+        table.add_row(
+            str(position + 1),
+            Text(f"{format_bar(survival, BAR_WIDTH)} {format_percent(survival):>7}"),
+            format_percent(conditional),
+        )
+    return table
+
+
+def _depths(summary: ResultSummary) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for header in (
+        "depth",
+        "tokens/round",
+        "90 % interval",
+        "accept. rate",
+        "accept. length",
+        "coverage",
+    ):
+        table.add_column(header, justify="right")
+    best = max(summary.totals, key=lambda totals: totals.tokens_per_round or 0)
+    for totals, interval in zip(summary.totals, summary.tokens_per_round, strict=True):
+        table.add_row(
+            str(totals.depth),
+            format_number(totals.tokens_per_round),
+            format_interval(interval.low, interval.high) if interval else "-",
+            format_percent(totals.acceptance_rate),
+            format_number(totals.mean_acceptance_length),
+            format_percent(totals.coverage),
+            style="bold" if totals.depth == best.depth else None,
+        )
+    return table
+
+
+def _curve(summary: ResultSummary) -> Text:
+    if summary.curve is None:
+        return Text("no curve: this drafter chooses its own draft length, so depths are not nested", style="dim")
+    best = summary.curve.best_curve
+    if best is None:
+        return Text("no curve: nothing to fit", style="dim")
+    depth = summary.acceptance.depth
+    text = f"curve: {best.name} ({', '.join(f'{k} {v:.3g}' for k, v in _shown(best.params).items())})"
+    fitted = 1 + best.survival(depth).sum()
+    further = 1 + best.survival(2 * depth).sum()
+    return Text(
+        f"{text}; fitted acceptance length {fitted:.2f} at depth {depth}, {further:.2f} extrapolated to {2 * depth}",
+        style="dim",
+    )
+
+
+def _shown(params: Mapping[str, float]) -> Mapping[str, float]:
+    return dict(list(params.items())[:4])
+
+
+def _in_one_sentence(summaries: Sequence[ResultSummary]) -> Text:
+    best = max(
+        ((totals.tokens_per_round or 1.0, summary, totals) for summary in summaries for totals in summary.totals),
+        key=lambda entry: (entry[0], -entry[2].depth),
+    )
+    tokens_per_round, summary, totals = best
+    if tokens_per_round <= 1:
+        return Text("No drafter had anything accepted on this traffic: without a trained drafter, don't speculate.")
+    return Text.assemble(
+        "Most tokens per round: ",
+        (f"{summary.acceptance.drafter} at depth {totals.depth}", "bold"),
+        f", {tokens_per_round:.2f}. Whether that is faster depends on what a round costs: specprobe recommend "
+        "--concurrency 1,8,64",
+    )
+
+
+def render_recommendation(recommendation: Recommendation, conditions: Mapping[str, Any]) -> RenderableType:
+    """The report of `recommend`: the verdict in one sentence, the figures behind it, the engine's settings."""
+    parts: list[RenderableType] = [
+        _verdict_sentence(recommendation),
+        Text(),
+        _verdicts(recommendation),
+        Text(),
+    ]
+    for verdict in recommendation.by_concurrency:
+        parts.append(_why(verdict))
+    parts.append(_limits(recommendation, conditions))
+    if recommendation.export:
+        parts += [Text(), *_settings(recommendation.export)]
+    if recommendation.notices:
+        parts += [Text(), render_notices(recommendation.notices)]
+    return Group(*parts)
+
+
+def _verdict_sentence(recommendation: Recommendation) -> Text:
+    sentence = Text()
+    for number, verdict in enumerate(recommendation.by_concurrency):
+        if number:
+            sentence.append("; ")
+        sentence.append(f"concurrency {verdict.concurrency}: ")
+        sentence.append(VERDICT_WORDS[verdict.verdict], style=VERDICT_STYLES[verdict.verdict])
+        if verdict.verdict == "speculate":
+            sentence.append(f" with {verdict.best.drafter} at depth {verdict.best.depth}")
+    return sentence.append(".")
+
+
+def _verdicts(recommendation: Recommendation) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for header in ("conc.", "best", "speed-up", "90 % interval", "tok/s", "ITL p50 / p95", "TPOT"):
+        table.add_column(header, justify="left" if header == "best" else "right")
+    for verdict in recommendation.by_concurrency:
+        best = verdict.best
+        table.add_row(
+            str(verdict.concurrency),
+            f"{best.drafter} {best.depth}",
+            Text(f"{best.speedup:.2f}x", style=VERDICT_STYLES[verdict.verdict]),
+            format_interval(best.low, best.high),
+            format_count(round(verdict.concurrency / best.token_seconds)),
+            f"{format_seconds(best.round_seconds)} / {format_seconds(best.p95_round_seconds)}",
+            format_seconds(best.token_seconds),
+        )
+        table.add_row(
+            "",
+            Text("off", style="dim"),
+            Text("1.00x", style="dim"),
+            "",
+            Text(format_count(round(verdict.concurrency / verdict.baseline_round_seconds)), style="dim"),
+            Text(format_seconds(verdict.baseline_round_seconds), style="dim"),
+            Text(format_seconds(verdict.baseline_round_seconds), style="dim"),
+        )
+    return table
+
+
+def _why(verdict: Verdict) -> Text:
+    best = verdict.best
+    text = (
+        f"concurrency {verdict.concurrency}: {best.drafter} {best.depth} writes {best.tokens_per_round:.2f} tokens per "
+        f"round; a round must write {best.break_even_tokens_per_round:.2f} to break even"
+    )
+    if best.break_even_acceptance_length is not None:
+        text += f" (acceptance length {best.break_even_acceptance_length:.2f})"
+    if verdict.runner_up is not None:
+        text += f"; runner-up {_option(verdict.runner_up)}"
+    return Text(text)
+
+
+def _option(option: Option) -> str:
+    return f"{option.drafter} {option.depth} at {option.speedup:.2f}x"
+
+
+def _limits(recommendation: Recommendation, conditions: Mapping[str, Any]) -> Text:
+    crossover = recommendation.crossover_concurrency
+    text = (
+        "No crossover up to the largest batch of the cost table."
+        if crossover is None
+        else f"From concurrency {crossover} on, nothing is faster than not speculating."
+    )
+    about = ", ".join(inert(str(value), 80) for key, value in conditions.items() if key != "fingerprint")
+    return Text(f"{text} Cost: {recommendation.cost_source}{f' ({about})' if about else ''}.", style="dim")
+
+
+def _settings(export: Mapping[str, Any]) -> list[Text]:
+    """What to type for the engine, on one line each, so that it can be copied whatever the width of the terminal."""
+    lines = []
+    for engine, settings in export.items():
+        if engine == "vllm":
+            line = f"vllm serve MODEL --speculative-config {shlex.quote(json.dumps(settings))}"
+        elif engine == "llama.cpp":
+            line = "llama-server -m MODEL " + " ".join(f"{flag} {value}" for flag, value in settings.items())
+        else:
+            line = f"{engine}: {json.dumps(settings)}"
+        lines.append(Text(line, no_wrap=True, overflow="ignore"))
+    return lines
+
+
+def render_fit(fit: CurveFit, given: Mapping[int, float], depth: int) -> RenderableType:
+    """The report of `fit`: each model's parameters and what it predicts."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("depth", justify="right")
+    table.add_column("given", justify="right")
+    for curve in fit.models:
+        table.add_column(curve.name + (" (best)" if curve.name == fit.best else ""), justify="right")
+    for k in range(1, depth + 1):
+        table.add_row(
+            str(k),
+            format_percent(given.get(k)),
+            *(
+                f"{format_percent(curve.acceptance_rate(k))} / {curve.mean_acceptance_length(k):.2f}"
+                for curve in fit.models
+            ),
+        )
+    parts: list[RenderableType] = [Text("acceptance rate / mean acceptance length, by depth"), table]
+    for curve in fit.models:
+        parts.append(Text(f"{curve.name}: {', '.join(f'{k} = {v:.4g}' for k, v in curve.params.items())}", style="dim"))
+    parts += [Text.assemble(("warning: ", "yellow"), message) for message in fit.warnings]
+    return Group(*parts)

@@ -1,0 +1,27 @@
+"""Where runs are kept: `.specprobe/runs/`, newest last."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from specprobe.errors import SpecprobeError
+from specprobe.paths import runs_folder, write_private
+
+
+def keep_run(document: str, out: Path | None) -> Path:
+    """Write a run to the project's folder, and to `out` where given; the file's name is the time."""
+    if out is not None:
+        write_private(out, document + "\n")
+    # Nanoseconds keep the order of runs that end in the same second.
+    path = runs_folder() / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 1_000_000_000:09d}.json"
+    write_private(path, document + "\n")
+    return path
+
+
+def last_run() -> Path:
+    """The newest run of this project."""
+    runs = sorted(runs_folder().glob("*.json"))
+    if not runs:
+        raise SpecprobeError("no run in .specprobe/runs; run `specprobe analyze PROMPTS` first, or name a run's file")
+    return runs[-1]

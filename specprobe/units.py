@@ -1,0 +1,48 @@
+"""Numbers as people read them: pure functions, one place."""
+
+from __future__ import annotations
+
+ABSENT = "-"
+BAR_CELLS = " ▏▎▍▌▋▊▉█"
+
+
+def format_percent(share: float | None) -> str:
+    """0.4567 -> `45.7 %`."""
+    return ABSENT if share is None else f"{100 * share:.1f} %"
+
+
+def format_number(value: float | None, digits: int = 2) -> str:
+    """2.345 -> `2.35`."""
+    return ABSENT if value is None else f"{value:.{digits}f}"
+
+
+def format_interval(low: float | None, high: float | None, digits: int = 2) -> str:
+    """`[1.91, 2.40]`, or a dash where there is none."""
+    return ABSENT if low is None or high is None else f"[{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def format_count(value: int) -> str:
+    """12345 -> `12,345`."""
+    return f"{value:,}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration with a sensible unit: `12.3 ms`, `4.5 s`, `3 min 20 s`."""
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
+
+
+def format_bar(share: float, width: int) -> str:
+    """A bar of `width` cells, in eighths of a cell."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (BAR_CELLS[rest] if rest else "")).ljust(width)
+
+
+def format_plural(count: int, noun: str) -> str:
+    """`1 prompt`, `2 prompts`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,262 @@
+"""The command line as users and scripts meet it: exit codes, one-line errors, one JSON document on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specprobe.cli import run_command
+
+TOKENS = [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECPROBE_CACHE", str(tmp_path / "cache"))
+
+
+def write_rows(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def log(tmp_path) -> str:
+    rows = [
+        {
+            "id": f"r{i}",
+            "prompt_token_ids": [*TOKENS, i],
+            "output_token_ids": [*TOKENS, *TOKENS, 9, *TOKENS[: i % 8], 2],
+        }
+        for i in range(20)
+    ]
+    return write_rows(tmp_path / "log.jsonl", rows)
+
+
+COST = {
+    "schema": "specprobe.cost/1",
+    "points": [
+        {"batch": b, "query_tokens": q, "context": c, "seconds": 0.01} for b in (1, 64) for q in (1, 9) for c in (8, 64)
+    ],
+}
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    status = run_command(arguments)
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_analyze_prints_one_document_and_keeps_it(capsys, log, tmp_path):
+    status, out, err = run(capsys, "analyze", log, "--json", "--depth", "3", "--out", "mine/run.json")
+    assert status == 0
+    assert out.count("\n") == 1
+    document = json.loads(out)
+    assert document["schema"] == "specprobe.run/1"
+    assert document["engine_profile"] == "vllm@0.33"
+    assert [result["drafter"] for result in document["results"]] == ["ngram", "suffix"]
+    assert "replaying" in err
+    (kept,) = (tmp_path / ".specprobe" / "runs").glob("*.json")
+    assert kept.read_text() == Path("mine/run.json").read_text() == out
+    assert kept.stat().st_mode & 0o077 == 0
+
+
+def test_same_input_same_bytes(capsys, log):
+    first = run(capsys, "analyze", log, "--json")[1]
+    assert run(capsys, "analyze", log, "--json")[1] == first
+
+
+def test_a_version_that_is_not_known_falls_back_to_the_newest_below(capsys, log):
+    document = json.loads(run(capsys, "analyze", log, "--json", "--engine", "vllm@0.32")[1])
+    assert document["engine_profile"] == "vllm@0.30"
+
+
+def test_recommend_takes_the_last_run_and_a_cost_file(capsys, log):
+    Path("cost.json").write_text(json.dumps(COST))
+    run(capsys, "analyze", log, "--drafter", "ngram:min=2,max=2", "--engine", "vllm@0.30")
+    status, out, _ = run(capsys, "recommend", "--cost", "cost.json", "--concurrency", "1,64", "--json")
+    assert status == 0
+    document = json.loads(out)
+    assert [entry["concurrency"] for entry in document["by_concurrency"]] == [1, 64]
+    assert document["by_concurrency"][0]["verdict"] == "speculate"
+    assert document["export"]["vllm"]["prompt_lookup_max"] == 2
+
+
+def test_recommend_says_dont_and_that_is_fine(capsys, log):
+    points = [dict(point, seconds=0.01 * point["query_tokens"]) for point in COST["points"]]
+    Path("cost.json").write_text(json.dumps(COST | {"points": points}))
+    run(capsys, "analyze", log, "--drafter", "ngram")
+    status, out, _ = run(capsys, "recommend", "--cost", "cost.json", "--concurrency", "64")
+    assert status == 0
+    assert "don't" in out
+    assert "--speculative-config" not in out
+
+
+def test_recommend_checks_the_engine(capsys, log):
+    Path("cost.json").write_text(json.dumps(COST))
+    run(capsys, "analyze", log, "--engine", "vllm@0.30")
+    assert run(capsys, "recommend", "--cost", "cost.json", "--engine", "vllm")[0] == 0
+    for other in ("hf", "vllm@0.33"):
+        status, _, err = run(capsys, "recommend", "--cost", "cost.json", "--engine", other)
+        assert status == 2
+        assert "vllm@0.30" in err
+
+
+def test_fit_predicts_the_published_rate(capsys):
+    status, out, _ = run(capsys, "fit", "--rate", "2=0.454", "--rate", "3=0.356", "--json")
+    assert status == 0
+    document = json.loads(out)
+    models = {model["name"]: model for model in document["models"]}
+    # Published at depth 4: 28.3 %.
+    assert abs(models["decay"]["acceptance_rate"]["4"] - 0.283) < 0.005
+    assert models["geometric"]["acceptance_rate"]["4"] - 0.283 > 0.01
+    assert document["best"] == "decay"
+    assert "free" not in models
+
+
+def test_fit_takes_lengths_as_well(capsys):
+    status, out, _ = run(capsys, "fit", "--length", "1=1.5", "--length", "2=1.75")
+    assert status == 0
+    assert "geometric" in out
+
+
+ANSWERED = {"id": 1, "prompt_token_ids": TOKENS, "output_token_ids": TOKENS}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["analyze"], "prompts"),
+        (["analyze", "missing.jsonl"], "missing.jsonl"),
+        (["analyze", "log.jsonl", "--depth", "0"], "--depth 0"),
+        (["analyze", "log.jsonl", "--depth", "65"], "--depth 65"),
+        (["analyze", "log.jsonl", "--depth", "8", "--max-model-len", "9"], "context of 9"),
+        (["analyze", "log.jsonl", "--depth", "few"], "--depth"),
+        (["analyze", "log.jsonl", "--drafter", "oracle"], "oracle"),
+        (["analyze", "log.jsonl", "--drafter", "ngram", "--drafter", "ngram"], "twice"),
+        (["analyze", "log.jsonl", "--engine", "tgi"], "tgi"),
+        (["analyze", "log.jsonl", "--temperature", "hot"], "--temperature"),
+        (["analyze", "log.jsonl", "--temperature", ""], "--temperature"),
+        (["analyze", "log.jsonl", "--temperature", "-1"], "--temperature"),
+        (["analyze", "log.jsonl", "--temperature", "nan"], "--temperature"),
+        (["analyze", "log.jsonl", "--temperature", "0,0"], "twice"),
+        (["analyze", "log.jsonl", "--temperature", "0,1", "--responses", "logged"], "one temperature"),
+        (["analyze", "log.jsonl", "--responses", "dreamt"], "--responses"),
+        (["analyze", "log.jsonl", "--chat-template-kwargs", "{"], "--chat-template-kwargs"),
+        (["analyze", "log.jsonl", "--chat-template-kwargs", "[1]"], "--chat-template-kwargs"),
+        (["analyze", "log.jsonl", "--max-prompts", "0"], "--max-prompts"),
+        (["analyze", "log.jsonl", "--max-new-tokens", "0"], "--max-new-tokens"),
+        (["analyze", "log.jsonl", "--batch-size", "0"], "--batch-size"),
+        (["analyze", "log.jsonl", "--seed", "-1"], "--seed"),
+        (["analyze", "log.jsonl", "--format", "telepathy"], "--format"),
+        (["analyze", "log.jsonl", "--target", "./no-such-model"], "no-such-model"),
+        (["analyze", "log.jsonl", "--quick"], "--quick"),
+        (["recommend"], "analyze"),
+        (["recommend", "log.jsonl"], "log.jsonl"),
+        (["recommend", "nothing.json"], "nothing.json"),
+        (["fit"], "--rate"),
+        (["fit", "--rate", "2"], "--rate"),
+        (["fit", "--rate", "2=45.4"], "45.4"),
+        (["fit", "--rate", "0=0.4"], "depth"),
+        (["fit", "--rate", "2=0.4", "--rate", "2=0.5"], "twice"),
+        (["fit", "--rate", "2=0.4", "--length", "2=1.5"], "either"),
+        (["inspect", "empty.jsonl"], "empty"),
+        (["inspect", "folder"], "folder"),
+        (["benchmark"], "benchmark"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_2(capsys, arguments, said):
+    Path("log.jsonl").write_text(json.dumps(ANSWERED) + "\n")
+    Path("empty.jsonl").write_text("")
+    Path("folder").mkdir()
+    status, _, err = run(capsys, *arguments)
+    assert status == 2
+    message = err.splitlines()[-1]
+    assert message.startswith("error: ")
+    assert said in message
+
+
+def test_recommend_needs_a_range_that_makes_sense(capsys, log):
+    Path("cost.json").write_text(json.dumps(COST))
+    run(capsys, "analyze", log, "--depth", "2")
+    for concurrency in ("0", "-3", "many", ""):
+        status, _, err = run(capsys, "recommend", "--cost", "cost.json", "--concurrency", concurrency)
+        assert status == 2
+        assert "--concurrency" in err
+    status, _, err = run(capsys, "recommend", "--cost", "cost.json", "--temperature", "0.7")
+    assert status == 2
+    assert "the run has 0" in err
+
+
+def test_recommend_without_a_target_says_what_to_give(capsys, log):
+    run(capsys, "analyze", log, "--depth", "2")
+    status, _, err = run(capsys, "recommend")
+    assert status == 2
+    assert "--target" in err
+    assert "--cost" in err
+
+
+def test_log_text_is_inert_in_the_report(capsys):
+    evil = "[red]x[/red]\x1b[31m"
+    rows = [{"id": evil + str(i), "prompt_token_ids": TOKENS, "output_token_ids": TOKENS * 3} for i in range(3)]
+    name = write_rows(Path("[bold]log.jsonl"), rows)
+    status, out, err = run(capsys, "analyze", name, "--depth", "2")
+    assert status == 0
+    assert "\x1b" not in out + err
+    assert "[bold]log" in out.replace("\n", "")
+
+
+def test_interrupted_is_130(capsys, monkeypatch, log):
+    def interrupt(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specprobe.analyze.replay", interrupt)
+    status, _, err = run(capsys, "analyze", log)
+    assert status == 130
+    assert err.splitlines()[-1].startswith("error: interrupted")
+
+
+def test_a_full_disk_is_one_line(capsys, log, monkeypatch):
+    def full(*_arguments, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkstemp", full)
+    status, out, err = run(capsys, "analyze", log, "--json")
+    assert status == 2
+    assert "disk is full" in err
+    # The answer was printed before it could not be kept.
+    assert json.loads(out)["schema"] == "specprobe.run/1"
+
+
+def specprobe(*arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:
+    start = [sys.executable, "-c", code] if code else [sys.executable, "-m", "specprobe"]
+    return subprocess.run([*start, *arguments], capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_help_and_token_id_replay_import_neither_torch_nor_transformers(log):
+    code = (
+        "import sys; from specprobe.cli import run_command; status = run_command(sys.argv[1:]);"
+        "print(status, sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)), file=sys.stderr)"
+    )
+    for arguments in (["--help"], ["analyze", "--help"], ["analyze", log, "--json"], ["inspect", log]):
+        assert specprobe(*arguments, code=code).stderr.splitlines()[-1] == "0 []"
+
+
+def test_the_module_runs_and_says_its_version():
+    result = specprobe("--version")
+    assert (result.returncode, result.stdout.split()[0]) == (0, "specprobe")
+    assert specprobe().returncode == 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no SIGPIPE there")
+def test_a_reader_that_leaves_loses_nothing(log, tmp_path):
+    command = f"{sys.executable} -m specprobe analyze {log} --json | head -c 10 >/dev/null"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=120)
+    assert "Traceback" not in result.stderr
+    assert len(list((tmp_path / ".specprobe" / "runs").glob("*.json"))) == 1

@@ -1,0 +1,140 @@
+"""Runs: what a document holds, that it comes back, and what is derived from the counts."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import make_trajectory
+
+from specprobe.drafters import parse_drafter
+from specprobe.errors import SpecprobeError
+from specprobe.notices import Notice
+from specprobe.profiles import resolve_profile
+from specprobe.replay import replay
+from specprobe.run import ResponseLengths, Run, dump_document, load_run, run_document, summarize
+
+
+def make_run(works, depth: int = 4) -> Run:
+    profile = resolve_profile("vllm")
+    lengths = ResponseLengths(
+        0.0,
+        "logged",
+        tuple(work.id for work in works),
+        np.array([work.prompt_ids.size for work in works], dtype=np.int32),
+        np.array([work.output_ids.size for work in works], dtype=np.int32),
+    )
+    return Run(
+        workload={"sources": ["a.jsonl"], "rows": len(works), "prompts": len(works), "format": "tokens", "skipped": {}},
+        target=None,
+        engine_profile=profile.name,
+        settings={"depth": depth},
+        responses=(lengths,),
+        results=tuple(replay(parse_drafter(spec, profile), works, depth) for spec in ("ngram:min=1,max=3", "suffix")),
+        notices=(Notice("too_few_prompts", "few"),),
+    )
+
+
+def document_of(run: Run) -> dict:
+    return run_document(run, [summarize(acceptance) for acceptance in run.results])
+
+
+WORKS = [make_trajectory([1, 2, 3, 1, 2], [3, 1, 2, 3, 9, 1, 2, 3], name=i) for i in range(20)]
+WORKS += [make_trajectory([4], [5], name="short"), make_trajectory([4], [], name="empty")]
+
+
+def test_the_document_has_what_scripts_rely_on():
+    document = document_of(make_run(WORKS))
+    assert {"schema", "specprobe_version", "workload", "target", "engine_profile", "results"} <= set(document)
+    assert document["schema"] == "specprobe.run/1"
+    for result in document["results"]:
+        assert {"drafter", "config", "temperature", "draft_sampling", "depths", "curve", "per_prompt"} <= set(result)
+        assert [entry["depth"] for entry in result["depths"]] == [1, 2, 3, 4]
+        for entry in result["depths"]:
+            assert len(entry["accepted_at"]) == entry["depth"]
+            assert sum(entry["accepted_at"]) == entry["accepted_tokens"]
+            assert entry["interval"]["level"] == 0.9
+            low, high = entry["interval"]["tokens_per_round"]
+            assert 1 <= low <= entry["tokens_per_round"] <= high <= entry["depth"] + 1
+        # Every prompt and depth appears, also those without a round.
+        assert [(row["id"], row["depth"]) for row in result["per_prompt"]] == [
+            (work.id, depth) for work in WORKS for depth in (1, 2, 3, 4)
+        ]
+        for depth in (1, 2, 3, 4):
+            rows = [row for row in result["per_prompt"] if row["depth"] == depth]
+            total = result["depths"][depth - 1]
+            for key in ("rounds", "drafted_rounds", "drafted_tokens"):
+                assert sum(row[key] for row in rows) == total[key]
+            assert np.sum([row["accepted_at"] for row in rows], axis=0).tolist() == total["accepted_at"]
+
+
+@given(
+    texts=st.lists(
+        st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.lists(st.integers(0, 3), max_size=9)),
+        min_size=1,
+        max_size=6,
+    ),
+    depth=st.integers(1, 4),
+)
+@settings(max_examples=30, deadline=None)
+def test_a_run_comes_back(tmp_path_factory, texts, depth):
+    run = make_run([make_trajectory(p, o, name=i) for i, (p, o) in enumerate(texts)], depth)
+    path = tmp_path_factory.mktemp("runs") / "run.json"
+    path.write_text(dump_document(document_of(run)))
+    assert dump_document(document_of(load_run(path))) == path.read_text()
+
+
+def test_padded_ngram_is_fitted_and_suffix_is_not():
+    padded, suffix = document_of(make_run(WORKS))["results"]
+    assert padded["curve"]["fitted"]
+    assert padded["curve"]["best"] in {model["name"] for model in padded["curve"]["models"]}
+    assert not suffix["curve"]["fitted"]
+    assert sum(suffix["curve"]["draft_length_shares"]) == pytest.approx(1.0)
+    assert "reason" in suffix["curve"]
+
+
+def test_rates_are_those_of_vllm():
+    # One response, two rounds: the first drafts "3 1" and keeps both, the second drafts nothing that holds.
+    works = [make_trajectory([7, 1, 2, 3, 1, 2], [2, 3, 1, 2, 5], name="a")]
+    totals = replay(parse_drafter("ngram:min=1,max=2", resolve_profile("vllm@0.30")), works, 2).totals(2)
+    assert totals.acceptance_rate == totals.accepted_tokens / totals.drafted_tokens
+    assert totals.mean_acceptance_length == 1 + totals.accepted_tokens / totals.drafted_rounds
+    assert totals.tokens_per_round == totals.emitted_tokens / totals.rounds
+    assert totals.survival[0] == totals.accepted_at[0] / totals.drafted_rounds
+
+
+def test_nothing_drafted_has_no_rates_instead_of_wrong_ones():
+    works = [make_trajectory([1], [2, 3, 4])]
+    totals = replay(parse_drafter("ngram", resolve_profile("vllm@0.30")), works, 3).totals(3)
+    assert totals.rounds == 2
+    assert (totals.acceptance_rate, totals.mean_acceptance_length, totals.survival) == (None, None, None)
+    assert totals.tokens_per_round == 1.0
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "not JSON"),
+        ("[]", "schema"),
+        ('{"schema": "specprobe.run/2"}', "specprobe.run/2"),
+        ('{"schema": "specprobe.run/1"}', "damaged"),
+    ],
+)
+def test_what_is_not_a_run_is_refused(tmp_path, content, said):
+    path = tmp_path / "run.json"
+    path.write_text(content)
+    with pytest.raises(SpecprobeError, match=said) as refused:
+        load_run(path)
+    assert str(path) in str(refused.value)
+
+
+def test_a_cut_run_is_refused(tmp_path):
+    document = json.loads(dump_document(document_of(make_run(WORKS))))
+    document["results"][0]["per_prompt"].pop()
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(SpecprobeError, match="damaged"):
+        load_run(path)
