@@ -300,9 +300,7 @@ def fit_lengths(lengths: Mapping[int, float], *, rounding: float = LENGTH_ROUNDI
                 f"mean acceptance length at depth {depth}: {length:g} is not between 1 and {depth + 1}; "
                 "count the bonus token (1 + accepted tokens / rounds with a draft)"
             )
-    return _fit_accepted(
-        {depth: length - 1.0 for depth, length in lengths.items()}, dict.fromkeys(lengths, rounding)
-    )
+    return _fit_accepted({depth: length - 1.0 for depth, length in lengths.items()}, dict.fromkeys(lengths, rounding))
 
 
 def _check_depths(given: Mapping[int, float], what: str) -> None:
@@ -310,9 +308,7 @@ def _check_depths(given: Mapping[int, float], what: str) -> None:
         raise SpecprobeError(f"{what}: none given; give one for each depth that was measured")
     for depth in given:
         if depth < 1 or depth != int(depth):
-            raise SpecprobeError(
-                f"{what} at depth {depth:g}: not a depth; give a whole number of draft tokens"
-            )
+            raise SpecprobeError(f"{what} at depth {depth:g}: not a depth; give a whole number of draft tokens")
 
 
 def _fit_accepted(accepted: Mapping[int, float], tolerance: Mapping[int, float]) -> CurveFit:

@@ -94,8 +94,7 @@ def tokens_per_round_intervals(
     return [
         Interval(1.0, 1.0, 1.0, level, 0.0)
         if np.count_nonzero(rounds[:, d]) >= 2 and not excess[:, d].any()
-        else interval
-        and replace(interval, point=1 + interval.point, low=1 + interval.low, high=1 + interval.high)
+        else interval and replace(interval, point=1 + interval.point, low=1 + interval.low, high=1 + interval.high)
         for d, interval in enumerate(intervals)
     ]
 

@@ -90,9 +90,7 @@ def test_every_model_gives_probabilities_and_a_falling_survival(counts):
         assert (np.diff(survival) <= 1e-15).all()
         for depth in (1, 5, 20):
             assert curve.acceptance_rate(depth) == pytest.approx(survival[:depth].mean())
-            assert curve.mean_acceptance_length(depth) == pytest.approx(
-                1 + depth * curve.acceptance_rate(depth)
-            )
+            assert curve.mean_acceptance_length(depth) == pytest.approx(1 + depth * curve.acceptance_rate(depth))
     json.dumps(fit_document(fit), allow_nan=False)
 
 
@@ -144,9 +142,7 @@ def test_search_agrees_with_an_independent_optimiser(name):
         h = a * b**positions if name == "decay" else (a + positions) / (a + b + positions)
         return -(x * np.log(h) + (n - x) * np.log1p(-h)).sum()
 
-    other = minimize(
-        loss, list(PARAMS[name].values()), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-10}
-    )
+    other = minimize(loss, list(PARAMS[name].values()), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-10})
     curve = named(fit_counts(at_risk, accepted), name)
     assert list(curve.params.values()) == pytest.approx(list(other.x), rel=1e-4)
     assert curve.log_likelihood >= -other.fun - 1e-7
@@ -338,9 +334,7 @@ def test_a_noisy_published_table_is_fitted_with_a_warning():
 def test_geometric_fit_extrapolates_a_bending_curve_too_high():
     """Golden lengths at depth 1 only, against those measured at depth 3 (mean about 7.5 % high)."""
     measured = [(1.79, 2.49), (1.92, 2.97), (1.83, 2.88), (1.78, 2.83), (1.93, 3.39)]
-    excess = [
-        fit_lengths({1: one}).best_curve.mean_acceptance_length(3) / three - 1 for one, three in measured
-    ]
+    excess = [fit_lengths({1: one}).best_curve.mean_acceptance_length(3) / three - 1 for one, three in measured]
     assert all(value > 0 for value in excess)
 
 

@@ -93,7 +93,7 @@ class Scripted:
     def __init__(self, right: bool) -> None:
         self.right = right
 
-    def proposals(self, works, depth, limits):
+    def proposals(self, works, depth, limits):  # noqa: ARG002 - the interface
         for trajectory in works:
             num_output = trajectory.output_ids.size
             left = num_output - np.arange(num_output)

@@ -1,0 +1,106 @@
+"""Every command that README and docs show is parsed by the real command line, and run where it can be."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from specprobe.cli import app, run_command
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "workloads" / "README.md"]
+
+
+def blocks(page: Path) -> Iterator[str]:
+    """Fenced shell blocks."""
+    return (
+        match.group(1) for match in re.finditer(r"^```(?:bash|console|sh)\n(.*?)^```", page.read_text(), re.M | re.S)
+    )
+
+
+def commands() -> list[list[str]]:
+    """The arguments of every `specprobe ...` in the pages, in order."""
+    found = []
+    for page in PAGES:
+        for block in blocks(page):
+            for part in re.split(r"&&|\n", block.replace("\\\n", " ")):
+                shown = part.strip().removeprefix("$ ")
+                # The rest of a session is output, and need not be shell at all.
+                if re.match(r"(\S*/)?specprobe ", shown):
+                    found.append(shlex.split(shown, comments=True)[1:])
+    return found
+
+
+def can_run(arguments: list[str]) -> bool:
+    """Only what needs neither the Hub nor a file that a reader would have to bring."""
+    if "--target" in arguments or "--tokenizer" in arguments or "--cost" in arguments:
+        return False
+    if arguments[0] in ("inspect", "analyze"):
+        return (ROOT / arguments[1]).exists()
+    return True
+
+
+COMMANDS = commands()
+
+
+def test_there_are_commands_to_test():
+    assert len([c for c in COMMANDS if can_run(c)]) >= 4
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_command_that_is_shown_can_be_parsed(arguments):
+    group = typer.main.get_command(app)
+    if arguments[0].startswith("-"):
+        group.make_context("specprobe", list(arguments), resilient_parsing=True)
+        return
+    command = group.commands[arguments[0]]
+    command.make_context(arguments[0], list(arguments[1:]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_commands_that_are_shown_work_in_the_order_shown(tmp_path, monkeypatch, capsys):
+    (tmp_path / "workloads").symlink_to(ROOT / "workloads")
+    monkeypatch.chdir(tmp_path)
+    done = set()
+    for arguments in filter(can_run, COMMANDS):
+        if tuple(arguments) in done:
+            continue
+        done.add(tuple(arguments))
+        assert run_command(arguments) == 0, arguments
+        assert capsys.readouterr().out
+
+
+def test_the_two_readme_commands_are_there_and_ci_runs_the_second():
+    readme = (ROOT / "README.md").read_text()
+    job = re.search(r"^<!-- main job -->\n```bash\n(.*?)^```", readme, re.M | re.S).group(1)
+    tests = re.search(r"^<!-- tests -->\n```bash\n(.*?)^```", readme, re.M | re.S).group(1)
+    assert "specprobe analyze" in job
+    assert "specprobe recommend" in job
+    for tool in ("ruff check", "ruff format --check", "mypy", "pytest"):
+        assert tool in tests
+    assert "<!-- tests -->" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_constraints_hold_every_pinned_dependency_in_range():
+    pinned = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line and line[0] != "#"
+    )
+    project = (ROOT / "pyproject.toml").read_text()
+    assert pinned["torch"] == "2.13.0"
+    for name in ("typer", "rich", "numpy", "scipy", "numba", "torch", "transformers", "datasets", "gguf", "zstandard"):
+        assert name in pinned
+        assert re.search(rf'"{name}[>=]', project)
