@@ -203,7 +203,7 @@ def is_clean(value: Any, depth: int = 0) -> bool:
         return value.isascii() or _encodes(value)
     if kind is dict:
         value = value.values()
-    elif kind is not list:
+    elif kind is not list or set(map(type, value)) <= {int}:
         return True
     for item in value:
         kind = type(item)

@@ -17,6 +17,7 @@ from specprobe.drafters.suffix_tree import (
     COUNT,
     NONE,
     NUM_ACTIVE,
+    NUM_REMOVED,
     ROOT,
     RUN_START,
     TAIL,
@@ -249,49 +250,59 @@ def _best_drafts(
     lengths[:] = 0
     matches[:] = 0
     scores[:] = 0
+    partial[0] = 0
+    node, tail = NONE, NONE
+    length, matched = 0, 0
+    probability, score = np.float32(1.0), np.float32(0.0)
+    is_over = False
+    last_count = 0
     for match in range(1, min(max_depth, history)):
-        node = NONE
-        tail = NONE
         if match <= tree.state[NUM_ACTIVE]:
-            node = tree.active[match]
+            longer = tree.active[match]
+            # Where a longer match occurs as often as the shorter one it occurs at the same places, so its draft goes on
+            # from the shorter one's. Removed sequences may have left another order of equals: then it is walked anew.
+            is_same = nodes[longer, COUNT] == last_count and tree.state[NUM_REMOVED] == 0
+            last_count = nodes[longer, COUNT]
         elif match <= run_length:
             # Seen nowhere but here: it matches, and so do all longer ones, but nothing follows them.
             break
         else:
-            node, tail = _walk(tree, tokens, history - match, match)
-            if node == NONE:
+            longer, tail = _walk(tree, tokens, history - match, match)
+            if longer == NONE:
                 break
-        limit = min(depth, int(np.float32(match) * factor + 1e-6))
-        length = 0
-        matched = 0
-        probability = np.float32(1.0)
-        score = np.float32(0.0)
-        while length < limit:
+            is_same = False
+        if not is_same:
+            node = longer
+            if match <= run_length:
+                tail = NONE
+            length, matched = 0, 0
+            probability, score = np.float32(1.0), np.float32(0.0)
+            is_over = False
+        limit = min(depth, int(np.float32(match) * factor + 1e-6), max_depth - match)
+        while length < limit and not is_over:
+            if tail == NONE and nodes[node, CHILD] == NONE:
+                tail = nodes[node, TAIL]
+                is_over = tail == NONE
+                continue
             if tail == NONE:
                 child = nodes[node, CHILD]
-                if child == NONE:
-                    tail = nodes[node, TAIL]
-                    if tail == NONE:
-                        break
-                    continue
                 probability *= np.float32(nodes[child, COUNT]) / np.float32(nodes[node, COUNT])
-                if probability < floor:
-                    break
-                token = nodes[child, TOKEN]
                 node = child
+                token = nodes[child, TOKEN]
+                is_over = probability < floor
             else:
                 token = text[tail]
-                if token == TEXT_GAP or match + length >= max_depth:
-                    break
                 tail += 1
+                is_over = token == TEXT_GAP
+            if is_over:
+                break
             if matched == length and history + length < tokens.size and tokens[history + length] == token:
                 matched += 1
             length += 1
             score += probability
             partial[length] = score
-        partial[0] = 0
         for k in range(depth):
-            reached = min(length, k + 1)
+            reached = min(length, limit, k + 1)
             if partial[reached] >= scores[k]:
                 lengths[k] = reached
                 matches[k] = min(matched, reached)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 # Columns of `nodes`. PREV of a first child is the last child; GROUP is -1 for a child that never had a sibling.
 TOKEN, COUNT, PARENT, CHILD, NEXT, PREV, GROUP, TAIL = range(8)
 # Entries of `state`.
-NUM_NODES, FREE_NODE, NUM_GROUPS, FREE_GROUP, TEXT_END, RUN_START, NUM_ACTIVE = range(7)
+NUM_NODES, FREE_NODE, NUM_GROUPS, FREE_GROUP, TEXT_END, RUN_START, NUM_ACTIVE, NUM_REMOVED = range(8)
 # Columns of `groups`: siblings of equal count stand together; a group knows its first member and its size.
 FIRST, SIZE = range(2)
 
@@ -34,7 +34,7 @@ class SuffixTree(NamedTuple):
 
     `nodes` [capacity, 8] int32, `groups` [capacity, 2] int32, `table` [power of two] int32 (node ids by parent and
     token, for children that have had a sibling), `text` int32, `active` [D + 1] int32 (active[m]: the node of the
-    newest m tokens, while they are stored as a node), `state` [7] int64.
+    newest m tokens, while they are stored as a node), `state` [8] int64.
     """
 
     nodes: NDArray[np.int32]
@@ -53,7 +53,7 @@ def new_tree(max_depth: int, num_tokens: int) -> SuffixTree:
         table=np.zeros(0, dtype=np.int32),
         text=np.empty(0, dtype=np.int32),
         active=np.zeros(max_depth + 1, dtype=np.int32),
-        state=np.array([1, NONE, 0, NONE, 0, 0, 0], dtype=np.int64),
+        state=np.array([1, NONE, 0, NONE, 0, 0, 0, 0], dtype=np.int64),
     )
     tree = with_room(tree, num_tokens)
     clear_tree(tree)
@@ -186,6 +186,7 @@ def find_child(tree: SuffixTree, parent: int, token: int) -> int:
 def remove_sequence(tree: SuffixTree, start: int, length: int) -> None:
     """Take a finished sequence, `text[start : start + length]`, out of the tree again."""
     nodes, text = tree.nodes, tree.text
+    tree.state[NUM_REMOVED] += 1
     max_depth = tree.active.size - 1
     for suffix in range(start, start + length):
         node = ROOT

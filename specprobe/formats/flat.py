@@ -132,8 +132,14 @@ def tokens(row: Row) -> Parsed | Skip | None:
     return Parsed([item], row)
 
 
+LARGEST_TOKEN_ID = 2**31 - 1
+
+
 def _ids(value: Any) -> tuple[int, ...] | None:
-    if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+    # By sets and extremes, not item by item: rows of token ids are the long ones. (bool is not int here.)
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        return None
+    if value and not 0 <= min(value) <= max(value) <= LARGEST_TOKEN_ID:
         return None
     return tuple(value)
 
