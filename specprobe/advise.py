@@ -93,7 +93,7 @@ def _measured(
 ) -> CostTable:
     """Time the run's target here, or go on from timings that were kept."""
     from specprobe.embedded import HUB_NAME
-    from specprobe.measure import plan_grid
+    from specprobe.measure import check_memory, plan_grid
     from specprobe.target import load_target
 
     recorded = run.target or {}
@@ -109,6 +109,7 @@ def _measured(
         dtype=options.dtype or recorded.get("dtype"),
     )
     grid = plan_grid(concurrencies, depth, mean_context, target.record.max_position_embeddings)
+    check_memory(target, grid)
     drafters = {
         acceptance.drafter: parse_drafter(acceptance.drafter, resolve_profile(run.engine_profile))
         for acceptance in run.results

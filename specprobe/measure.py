@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from specprobe.cost import CostPoint
 from specprobe.drafters.base import Drafter, Limits
+from specprobe.errors import SpecprobeError
 from specprobe.replay import replay
 from specprobe.trajectory import Trajectory, token_ids
 
@@ -75,6 +78,38 @@ def timing_conditions(target: Target) -> dict[str, Any]:
         # Eager launches cost the same for one query token as for nine, which flatters speculation on a GPU.
         "forward": "eager forward",
     }
+
+
+def check_memory(target: Target, grid: CostGrid) -> None:
+    """Refuse a grid whose largest block does not fit in the memory that is free, before a minute is spent on it."""
+    free = _free_bytes(target)
+    batch, query, context = grid.batches[-1], grid.query_tokens[-1], grid.contexts[-1]
+    config = target.model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    # Keys and values; logits, once in the model's precision and once more while the token is chosen.
+    per_token = 2 * config.num_hidden_layers * heads * width * target.model.dtype.itemsize
+    needed = batch * ((context + query) * per_token + 2 * query * config.vocab_size * target.model.dtype.itemsize)
+    if free is not None and needed > free:
+        raise SpecprobeError(
+            f"--concurrency {batch}: timing it takes about {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
+            "lower it, or give --cost FILE"
+        )
+
+
+def _free_bytes(target: Target) -> int | None:
+    """Memory that is free on the target's device; None where nobody says."""
+    import torch
+
+    if target.device.type == "cuda":
+        return int(torch.cuda.mem_get_info(target.device)[0])
+    try:
+        # What could be had, caches given up; sysconf's free pages leave those out.
+        meminfo = Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.M)
+    return 1024 * int(found.group(1)) if found else None
 
 
 def measure_block(target: Target, batch: int, context: int, query_tokens: Sequence[int]) -> list[CostPoint]:

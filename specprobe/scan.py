@@ -192,7 +192,8 @@ class Tally:
                 f"{self.path}: `tools` of {self.unreadable_tools} rows is no list of tools and was left out, so these "
                 "prompts are shorter than what was served; log it as JSON",
             )
-        if len(self.columns) > 1:
+        # `instruction` and `instruction+input` are one kind of prompt, the second part of which may be empty.
+        if len({column.partition("+")[0] for column in self.columns}) > 1:
             columns = ", ".join(f"{inert(column)} {count}" for column, count in self.columns.most_common())
             yield Notice(
                 "several_columns",

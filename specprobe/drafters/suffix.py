@@ -289,7 +289,7 @@ def _best_drafts(
                 probability *= np.float32(nodes[child, COUNT]) / np.float32(nodes[node, COUNT])
                 node = child
                 token = nodes[child, TOKEN]
-                is_over = probability < floor
+                is_over = bool(probability < floor)
             else:
                 token = text[tail]
                 tail += 1
