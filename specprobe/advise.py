@@ -15,8 +15,9 @@ from specprobe.errors import SpecprobeError
 from specprobe.paths import state_folder, write_private
 from specprobe.profiles import resolve_profile
 from specprobe.progress import Stages
-from specprobe.recommend import Lengths, Recommendation, recommend
+from specprobe.recommend import Recommendation, recommend
 from specprobe.run import Run
+from specprobe.speedup import Lengths
 
 if TYPE_CHECKING:
     from specprobe.measure import CostGrid

@@ -17,8 +17,9 @@ from rich.text import Text
 
 from specprobe.curve import CurveFit
 from specprobe.notices import Notice, inert
-from specprobe.recommend import Option, Recommendation, Verdict
+from specprobe.recommend import Recommendation, Verdict
 from specprobe.run import ResultSummary, Run
+from specprobe.speedup import Option
 from specprobe.units import (
     format_bar,
     format_count,

@@ -9,7 +9,8 @@ from specprobe.acceptance import Acceptance
 from specprobe.cost import CostPoint, CostTable
 from specprobe.drafters.suffix import SuffixDrafter
 from specprobe.errors import SpecprobeError
-from specprobe.recommend import Lengths, decide, recommend
+from specprobe.recommend import decide, recommend
+from specprobe.speedup import Lengths
 
 NUM_PROMPTS, DEPTH = 40, 3
 
