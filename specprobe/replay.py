@@ -8,7 +8,7 @@ import numpy as np
 
 from specprobe.acceptance import Acceptance
 from specprobe.drafters.base import Drafter, Limits
-from specprobe.rounds import NO_CONTEXT_LIMIT, walk_all_depths
+from specprobe.rounds import walk_all_depths
 from specprobe.trajectory import Trajectory
 
 
@@ -27,7 +27,6 @@ def replay(
     their number so far.
     """
     limits = limits or Limits()
-    max_model_len = limits.max_model_len or NO_CONTEXT_LIMIT
     num_prompts = len(trajectories)
     rounds = np.zeros((num_prompts, depth), dtype=np.int32)
     drafted_at, at_risk_at, accepted_at = (np.zeros((num_prompts, depth, depth), dtype=np.int32) for _ in range(3))
@@ -37,9 +36,7 @@ def replay(
         walk_all_depths(
             proposals.drafted,
             proposals.accepted,
-            trajectory.prompt_ids.size,
             trajectory.output_ids.size + trajectory.tail_ids.size,
-            max_model_len,
             rounds[p],
             drafted_at[p],
             at_risk_at[p],

@@ -12,17 +12,13 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-NO_CONTEXT_LIMIT = np.iinfo(np.int64).max
-
 
 @njit(cache=True, nogil=True)
 def walk_rounds(
     drafted: NDArray[np.int16],
     accepted: NDArray[np.int16],
     depth: int,
-    num_prompt: int,
     num_known: int,
-    max_model_len: int,
     drafted_at: NDArray[np.int32],
     at_risk_at: NDArray[np.int32],
     accepted_at: NDArray[np.int32],
@@ -41,13 +37,8 @@ def walk_rounds(
     rounds = 0
     while start < num_output:
         rounds += 1
-        # An engine never lets a draft run into the context limit; it then asks for a shallower draft.
-        allowed = min(depth, max_model_len - 1 - num_prompt - start)
-        num_drafted = 0
-        num_accepted = 0
-        if allowed > 0:
-            num_drafted = drafted[allowed - 1, start]
-            num_accepted = accepted[allowed - 1, start]
+        num_drafted = drafted[depth - 1, start]
+        num_accepted = accepted[depth - 1, start]
         for i in range(num_drafted):
             drafted_at[i] += 1
         for i in range(min(num_drafted, num_accepted + 1, num_known - start)):
@@ -62,9 +53,7 @@ def walk_rounds(
 def walk_all_depths(
     drafted: NDArray[np.int16],
     accepted: NDArray[np.int16],
-    num_prompt: int,
     num_known: int,
-    max_model_len: int,
     rounds: NDArray[np.int32],
     drafted_at: NDArray[np.int32],
     at_risk_at: NDArray[np.int32],
@@ -76,9 +65,7 @@ def walk_all_depths(
             drafted,
             accepted,
             row + 1,
-            num_prompt,
             num_known,
-            max_model_len,
             drafted_at[row],
             at_risk_at[row],
             accepted_at[row],

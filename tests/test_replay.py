@@ -63,14 +63,14 @@ def test_ngram_counters_equal_a_real_loop(name, texts, depth, limit, tails):
 @given(
     texts=WORKLOADS,
     depth=st.integers(1, 5),
-    limit=st.none() | st.integers(8, 40),
+    limit=st.none() | st.integers(4, 40),
     tails=st.booleans(),
     tree_depth=st.integers(1, 9),
     cached=st.integers(0, 3),
     factor=st.sampled_from([0.5, 1.0, 2.0]),
     floor=st.sampled_from([0.0, 0.1, 0.5]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_suffix_counters_equal_a_real_loop(texts, depth, limit, tails, tree_depth, cached, factor, floor):
     works = trajectories(texts, tails=tails)
     drafter = SuffixDrafter(tree_depth, cached, factor, floor)

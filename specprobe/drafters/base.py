@@ -19,13 +19,21 @@ Number = TypeVar("Number", int, float)
 class Limits:
     """What an engine's settings, not its drafter, allow.
 
-    `max_model_len`: the context limit (None: no limit is known); a round that starts with n tokens in the
-    sequence drafts at most max_model_len - 1 - n (vLLM 0.33 v1/core/sched/scheduler.py).
-    `end_token_ids`: the tokens that end a response.
+    `max_model_len`: the context limit (None: no limit is known). `end_token_ids`: the tokens that end a response.
     """
 
     max_model_len: int | None = None
     end_token_ids: tuple[int, ...] = ()
+
+    def longest_drafts(self, num_prompt: int, num_output: int) -> NDArray[np.int64]:
+        """The most tokens a round may draft, for each output token [N] that it can start at.
+
+        A draft never runs into the context limit: with n tokens in the sequence it has at most
+        max_model_len - 1 - n (vLLM 0.33 v1/core/sched/scheduler.py).
+        """
+        if self.max_model_len is None:
+            return np.full(num_output, np.iinfo(np.int64).max)
+        return np.maximum(self.max_model_len - 1 - num_prompt - np.arange(num_output), 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +42,7 @@ class Proposals:
 
     `drafted` [K, N] and `accepted` [K, N], int16: row k-1 is depth k, column s is the round whose first draft
     would be output token s (0-based; the prefill emits token 0, so rounds start at 1 and column 0 is unused).
+    The context limit is in it.
     `drafted` is the length of the draft; `accepted` is how many of its leading tokens equal what the target
     wrote, never more than drafted.
     """

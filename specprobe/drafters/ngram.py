@@ -65,6 +65,7 @@ class NgramDrafter:
                 rule.min_copied,
                 rule.min_history,
                 ends,
+                limits.longest_drafts(trajectory.prompt_ids.size, num_output),
                 drafted,
                 accepted,
             )
@@ -106,6 +107,7 @@ def _propose(
     min_copied: int,
     min_history: int,
     ends: NDArray[np.int32],
+    longest: NDArray[np.int64],
     drafted: NDArray[np.int16],
     accepted: NDArray[np.int16],
 ) -> None:
@@ -146,14 +148,14 @@ def _propose(
                     break
             if available < min_copied:
                 available = 0
-        length = depth if pad else min(available, depth)
+        column = history - num_prompt
+        length = min(depth if pad else min(available, depth), longest[column])
         matched = 0
         while matched < length and history + matched < num_known:
             draft = tokens[copy_from + matched] if matched < available else tokens[history - 1]
             if draft != tokens[history + matched]:
                 break
             matched += 1
-        column = history - num_prompt
         for k in range(depth):
             drafted[k, column] = min(length, k + 1)
             accepted[k, column] = min(matched, k + 1)

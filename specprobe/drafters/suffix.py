@@ -36,7 +36,7 @@ from specprobe.drafters.suffix_tree import (
 )
 from specprobe.errors import SpecprobeError
 from specprobe.profiles import Profile
-from specprobe.rounds import NO_CONTEXT_LIMIT, walk_rounds
+from specprobe.rounds import walk_rounds
 from specprobe.trajectory import Trajectory
 
 
@@ -74,18 +74,17 @@ class SuffixDrafter:
         """
         local = new_tree(self.max_tree_depth, 1)
         shared = [_SharedTree(self)]
-        max_model_len = limits.max_model_len or NO_CONTEXT_LIMIT
         for trajectory in trajectories:
             if trajectory.tail_ids.size and len(shared) == 1 and depth > 1:
                 shared = [shared[0], *(shared[0].copy() for _ in range(depth - 1))]
             tokens = known_tokens(trajectory)
             num_prompt, num_output = trajectory.prompt_ids.size, trajectory.output_ids.size
+            longest = limits.longest_drafts(num_prompt, num_output)
             local = with_room(local, num_prompt + num_output)
             drafted = np.zeros((depth, num_output), dtype=np.int16)
             accepted = np.zeros((depth, num_output), dtype=np.int16)
             for row, tree in enumerate(shared):
                 rows = slice(None) if len(shared) == 1 else slice(row, row + 1)
-                first_depth = 1 if len(shared) == 1 else row + 1
                 tree.begin(num_output + trajectory.tail_ids.size)
                 _propose(
                     local,
@@ -93,8 +92,8 @@ class SuffixDrafter:
                     self.max_cached_requests > 0,
                     tokens,
                     num_prompt,
-                    num_output,
-                    first_depth,
+                    1 if len(shared) == 1 else row + 1,
+                    longest,
                     np.float32(self.max_spec_factor),
                     np.float32(self.min_token_prob),
                     drafted[rows],
@@ -102,7 +101,7 @@ class SuffixDrafter:
                 )
                 overrun = 0
                 if trajectory.tail_ids.size:
-                    overrun = _tokens_past_end(drafted, accepted, row + 1, num_prompt, tokens.size, max_model_len)
+                    overrun = _tokens_past_end(drafted, accepted, row + 1, tokens.size - num_prompt)
                 tree.finish(tokens[num_prompt:], num_output + min(overrun, trajectory.tail_ids.size))
             yield Proposals(drafted, accepted)
 
@@ -165,19 +164,10 @@ def _append_rest(tree: SuffixTree, output: NDArray[np.int32], num_tokens: int) -
 
 
 @njit(cache=True, nogil=True)
-def _tokens_past_end(
-    drafted: NDArray[np.int16],
-    accepted: NDArray[np.int16],
-    depth: int,
-    num_prompt: int,
-    num_tokens: int,
-    max_model_len: int,
-) -> int:
+def _tokens_past_end(drafted: NDArray[np.int16], accepted: NDArray[np.int16], depth: int, num_known: int) -> int:
     """How many tokens the last round emits beyond the end of the response."""
     unused = np.zeros(drafted.shape[0], dtype=np.int32)
-    _, end = walk_rounds(
-        drafted, accepted, depth, num_prompt, num_tokens - num_prompt, max_model_len, unused, unused, unused
-    )
+    _, end = walk_rounds(drafted, accepted, depth, num_known, unused, unused, unused)
     return end - drafted.shape[1]
 
 
@@ -188,8 +178,8 @@ def _propose(
     use_shared: bool,
     tokens: NDArray[np.int32],
     num_prompt: int,
-    num_output: int,
     first_depth: int,
+    longest: NDArray[np.int64],
     factor: np.float32,
     floor: np.float32,
     drafted: NDArray[np.int16],
@@ -199,7 +189,7 @@ def _propose(
 
     The local tree holds the prompt and the response, the shared one responses only, the running one included.
     """
-    num_depths = drafted.shape[0]
+    num_depths, num_output = drafted.shape
     last_depth = first_depth + num_depths - 1
     lengths = np.empty((2, last_depth), dtype=np.int64)
     matches = np.empty((2, last_depth), dtype=np.int64)
@@ -217,7 +207,10 @@ def _propose(
             append_token(shared, tokens[history - 1])
             _best_drafts(shared, tokens, history, start, factor, floor, partial, lengths[1], matches[1], scores[1])
         for row in range(num_depths):
-            k = first_depth + row - 1
+            # Near the context limit the engine asks for a shallower draft, which may come from another match.
+            k = min(first_depth + row, longest[start]) - 1
+            if k < 0:
+                continue
             source = 1 if use_shared and scores[1, k] > scores[0, k] else 0
             drafted[row, start] = lengths[source, k]
             accepted[row, start] = matches[source, k]
