@@ -68,6 +68,7 @@ class Acceptance:
             emitted_tokens=int(self.emitted_tokens.sum(dtype=np.int64)),
             rounds=int(self.rounds[:, row].sum(dtype=np.int64)),
             drafted_at=tuple(self.drafted_at[:, row, :depth].sum(axis=0, dtype=np.int64).tolist()),
+            at_risk_at=tuple(self.at_risk_at[:, row, :depth].sum(axis=0, dtype=np.int64).tolist()),
             accepted_at=tuple(self.accepted_at[:, row, :depth].sum(axis=0, dtype=np.int64).tolist()),
         )
 
@@ -76,7 +77,8 @@ class Acceptance:
 class DepthTotals:
     """Counts at one depth over all prompts, and the rates that engines report.
 
-    `drafted_at[i-1]` and `accepted_at[i-1]`: rounds that drafted, and that accepted, position i.
+    `drafted_at[i-1]`, `at_risk_at[i-1]`, `accepted_at[i-1]`: rounds that drafted position i, of these those that
+    accepted all before it and have text there, and those that accepted it too.
     """
 
     depth: int
@@ -84,6 +86,7 @@ class DepthTotals:
     emitted_tokens: int
     rounds: int
     drafted_at: tuple[int, ...]
+    at_risk_at: tuple[int, ...]
     accepted_at: tuple[int, ...]
 
     @property
@@ -127,3 +130,11 @@ class DepthTotals:
         if not self.drafted_rounds:
             return None
         return tuple(accepted / self.drafted_rounds for accepted in self.accepted_at)
+
+    @property
+    def conditional(self) -> tuple[float | None, ...]:
+        """P(position i accepted, given those before it), censored rounds left out; None where none was at risk."""
+        return tuple(
+            accepted / at_risk if at_risk else None
+            for accepted, at_risk in zip(self.accepted_at, self.at_risk_at, strict=True)
+        )

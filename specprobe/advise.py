@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,7 @@ from specprobe.paths import state_folder, write_private
 from specprobe.profiles import resolve_profile
 from specprobe.progress import Stages
 from specprobe.recommend import Recommendation, recommend
-from specprobe.run import Run
-from specprobe.speedup import Lengths
+from specprobe.run import ResponseLengths, Run
 
 if TYPE_CHECKING:
     from specprobe.measure import CostGrid
@@ -46,8 +45,8 @@ def advise(
     engine: str | None,
     cost_options: CostOptions,
     stages: Stages,
-) -> tuple[Recommendation, CostTable]:
-    """The recommendation for one of the run's temperatures, and the cost table it rests on."""
+) -> Recommendation:
+    """The recommendation for one of the run's temperatures."""
     if not concurrencies or min(concurrencies) < 1:
         raise SpecprobeError("--concurrency: name one or more numbers from 1 up, for example 1,8,64")
     _check_engine(run, engine)
@@ -55,23 +54,14 @@ def advise(
     if temperature not in run.temperatures:
         known = ", ".join(f"{value:g}" for value in run.temperatures)
         raise SpecprobeError(f"--temperature {temperature:g}: the run has {known}")
-    responses = run.responses_at(temperature)
-    lengths = Lengths(responses.prompt_tokens, responses.output_tokens)
-    acceptances = [acceptance for acceptance in run.results if acceptance.temperature == temperature]
-    depth = max(acceptance.depth for acceptance in acceptances)
+    if not any(acceptance.temperature == temperature for acceptance in run.results):
+        raise SpecprobeError(f"recommend: the run holds no result at temperature {temperature:g}; analyze again")
     cost = (
         read_cost_file(cost_options.file)
         if cost_options.file is not None
-        else _measured(run, cost_options, sorted(set(concurrencies)), depth, lengths.mean_context, stages)
+        else _measured(run, cost_options, sorted(set(concurrencies)), run.responses_at(temperature), stages)
     )
-    recommendation = recommend(
-        acceptances,
-        lengths,
-        cost,
-        concurrencies=list(dict.fromkeys(concurrencies)),
-        engine_profile=run.engine_profile,
-    )
-    return recommendation, cost
+    return recommend(run, temperature, cost, list(dict.fromkeys(concurrencies)))
 
 
 def _check_engine(run: Run, engine: str | None) -> None:
@@ -90,7 +80,7 @@ def _check_engine(run: Run, engine: str | None) -> None:
 
 
 def _measured(
-    run: Run, options: CostOptions, concurrencies: list[int], depth: int, mean_context: float, stages: Stages
+    run: Run, options: CostOptions, concurrencies: list[int], lengths: ResponseLengths, stages: Stages
 ) -> CostTable:
     """Time the run's target here, or go on from timings that were kept."""
     from specprobe.embedded import HUB_NAME
@@ -104,24 +94,21 @@ def _measured(
             "recommend: the run names no target to time; give --target MODEL to time it here, or --cost FILE"
         )
     stages.say(f"loading {name} to time its rounds on this device")
-    target = load_target(
-        None if name == HUB_NAME else name,
-        device=options.device,
-        dtype=options.dtype or recorded.get("dtype"),
-    )
-    grid = plan_grid(concurrencies, depth, mean_context, target.record.max_position_embeddings)
+    # An option counts; what the run recorded holds for the run's own target only.
+    dtype = options.dtype or (None if options.target else recorded.get("dtype"))
+    target = load_target(None if name == HUB_NAME else name, device=options.device, dtype=dtype)
+    depth = max(acceptance.depth for acceptance in run.results)
+    grid = plan_grid(concurrencies, depth, lengths.mean_context, target.record.max_position_embeddings)
     check_memory(target, grid)
-    drafters = {
-        acceptance.drafter: parse_drafter(acceptance.drafter, resolve_profile(run.engine_profile))
-        for acceptance in run.results
-    }
+    profile = resolve_profile(run.engine_profile)
+    drafters = [parse_drafter(spec, profile) for spec in run.settings["drafters"]]
     return measured_cost(target, grid, drafters, depth, stages, remeasure=options.remeasure)
 
 
 def measured_cost(
     target: Target,
     grid: CostGrid,
-    drafters: dict[str, Drafter],
+    drafters: Sequence[Drafter],
     depth: int,
     stages: Stages,
     *,
@@ -133,27 +120,44 @@ def measured_cost(
     conditions = timing_conditions(target)
     digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:16]
     path = state_folder() / "costs" / f"{digest}.json"
-    kept = None if remeasure else _read_timings(path)
-    points = list(kept.points) if kept else []
-    prefill_seconds = kept.prefill_token_seconds if kept else measure_prefill(target)
+    timings = None if remeasure else _read_timings(path)
+    if timings is None:
+        timings = _Timings((), measure_prefill(target), {})
     num_blocks = len(grid.blocks)
     with stages.track("timing rounds", num_blocks) as advance:
-        for block in measure_grid(target, grid, points, on_block=lambda done: advance(done, f"{done}/{num_blocks}")):
-            points += block
-            _write_timings(path, _Timings(tuple(points), prefill_seconds))
+        for block in measure_grid(
+            target, grid, timings.points, on_block=lambda done: advance(done, f"{done}/{num_blocks}")
+        ):
+            timings = replace(timings, points=(*timings.points, *block))
+            _write_timings(path, timings)
+    for drafter in drafters:
+        key = _drafter_key(drafter, depth)
+        if key not in timings.drafter_seconds:
+            seconds = {**timings.drafter_seconds, key: measure_drafter(drafter, depth)}
+            timings = replace(timings, drafter_seconds=seconds)
+    _write_timings(path, timings)
+    drafter_seconds: dict[str, float] = {}
+    for drafter in drafters:
+        # Two settings of one drafter share a name in the cost table: the slower one's time holds for both.
+        seconds_now = timings.drafter_seconds[_drafter_key(drafter, depth)]
+        drafter_seconds[drafter.name] = max(seconds_now, drafter_seconds.get(drafter.name, 0.0))
     return CostTable(
         source="measured",
         points=tuple(
             point
-            for point in points
+            for point in timings.points
             if point.batch in grid.batches
             and point.query_tokens in grid.query_tokens
             and point.context in grid.contexts
         ),
-        drafter_seconds={name: measure_drafter(drafter, depth) for name, drafter in drafters.items()},
-        prefill_token_seconds=prefill_seconds,
+        drafter_seconds=drafter_seconds,
+        prefill_token_seconds=timings.prefill_token_seconds,
         conditions=conditions,
     )
+
+
+def _drafter_key(drafter: Drafter, depth: int) -> str:
+    return f"{drafter.name} {json.dumps(dict(drafter.config), sort_keys=True)} depth {depth}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,7 @@ class _Timings:
 
     points: tuple[CostPoint, ...]
     prefill_token_seconds: float
+    drafter_seconds: Mapping[str, float]
 
 
 def _write_timings(path: Path, timings: _Timings) -> None:
@@ -177,6 +182,7 @@ def _read_timings(path: Path) -> _Timings | None:
         return _Timings(
             tuple(CostPoint(**point) for point in document["points"]),
             float(document["prefill_token_seconds"]),
+            dict(document["drafter_seconds"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from specprobe import defaults
 from specprobe.acceptance import Acceptance
 from specprobe.checks import check_acceptance, check_responses
 from specprobe.drafters import Drafter, Limits, parse_drafter
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
-from specprobe.profiles import DEFAULT_ENGINE, Profile, resolve_profile
+from specprobe.profiles import Profile, predates_profiles, resolve_profile
 from specprobe.progress import Advance, Stages
 from specprobe.prompt import Prompt
 from specprobe.replay import replay
 from specprobe.run import ResponseLengths, Run
 from specprobe.scan import ReadOptions
 from specprobe.trajectories import TrajectorySet, generated_trajectories, logged_trajectories
+from specprobe.trajectory import TokenIds, token_ids
 from specprobe.workload import Workload, read_workload
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from specprobe.tokens import Tokenizer
 
 MAX_DEPTH = 64
+_ONE_TEMPERATURE = (
+    "--temperature: logged answers were sampled at one temperature; give that one, or --responses generate"
+)
 DEFAULT_DRAFTERS = ("ngram", "suffix")
 Responses = Literal["auto", "generate", "logged"]
 
@@ -44,16 +49,17 @@ class AnalyzeOptions:
     target: str | None = None
     tokenizer: str | None = None
     drafters: tuple[str, ...] = ()
-    depth: int = 8
+    depth: int = defaults.DEPTH
     temperatures: tuple[float, ...] = (0.0,)
     responses: Responses = "auto"
-    engine: str = DEFAULT_ENGINE
+    engine: str = defaults.ENGINE
+    draft_sampling: Literal["greedy", "sampled", "both"] = "greedy"
     dtype: str | None = None
     device: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    max_new_tokens: int = 256
+    max_new_tokens: int = defaults.MAX_NEW_TOKENS
     max_model_len: int | None = None
-    batch_size: int = 16
+    batch_size: int = defaults.BATCH_SIZE
     seed: int = 0
     read: ReadOptions = field(default_factory=ReadOptions)
 
@@ -75,8 +81,12 @@ class AnalyzeOptions:
         if self.max_model_len is not None:
             _check_depth_fits(self.depth, self.max_model_len)
         if self.responses == "logged" and len(self.temperatures) > 1:
+            raise SpecprobeError(_ONE_TEMPERATURE)
+        if self.target is not None and self.tokenizer is not None:
+            raise SpecprobeError("--tokenizer: the target brings its own; leave --tokenizer or --target out")
+        if self.draft_sampling == "sampled":
             raise SpecprobeError(
-                "--temperature: with --responses logged give the one temperature at which the log was sampled"
+                "--draft-sampling sampled: n-gram and suffix propose tokens, not distributions; use greedy"
             )
 
 
@@ -98,9 +108,7 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
     drafters = _drafters(options, profile)
     workload = read_workload(options.prompts, **asdict(options.read))
     sources = _responses(options, workload, stages, store)
-    max_model_len = options.max_model_len
-    if max_model_len is None and sources.target is not None:
-        max_model_len = sources.target.record.max_position_embeddings
+    max_model_len = _context_limit(options, sources.target)
     if max_model_len is not None:
         _check_depth_fits(options.depth, max_model_len)
     limits = Limits(max_model_len, sources.tokenizer.eos_ids if sources.tokenizer else ())
@@ -127,9 +135,24 @@ def _check_depth_fits(depth: int, max_model_len: int) -> None:
         )
 
 
+def _context_limit(options: AnalyzeOptions, target: Target | None) -> int | None:
+    """The smaller of what the user says and what the model has; None where neither is known."""
+    limits = [options.max_model_len, target.record.max_position_embeddings if target else None]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _check_vocabulary(token_ids: Iterable[TokenIds], target: Target) -> None:
+    """Ids that the target does not have belong to another model's tokenizer."""
+    largest = max((int(ids.max()) for ids in token_ids if ids.size), default=0)
+    if largest >= target.record.vocab_size:
+        raise SpecprobeError(
+            f"token id {largest} is outside the vocabulary of {target.record.name} ({target.record.vocab_size} ids); "
+            "these ids are another model's: name that one with --target"
+        )
+
+
 def _drafters(options: AnalyzeOptions, profile: Profile) -> list[Drafter]:
-    specs = options.drafters or tuple(name for name in DEFAULT_DRAFTERS if name in profile.drafters)
-    drafters = [parse_drafter(spec, profile) for spec in specs]
+    drafters = [parse_drafter(spec, profile) for spec in _drafter_specs(options, profile)]
     seen: list[tuple[str, Mapping[str, Any]]] = []
     for drafter in drafters:
         if (drafter.name, drafter.config) in seen:
@@ -138,11 +161,17 @@ def _drafters(options: AnalyzeOptions, profile: Profile) -> list[Drafter]:
     return drafters
 
 
+def _drafter_specs(options: AnalyzeOptions, profile: Profile) -> tuple[str, ...]:
+    return options.drafters or tuple(name for name in DEFAULT_DRAFTERS if name in profile.drafters)
+
+
 def _responses(options: AnalyzeOptions, workload: Workload, stages: Stages, store: TrajectoryStore | None) -> _Sources:
     mode = options.responses
     if mode == "auto":
         all_logged = all(prompt.has_answer for prompt in workload.prompts)
-        mode = "logged" if all_logged and len(options.temperatures) == 1 else "generate"
+        mode = "logged" if all_logged else "generate"
+        if all_logged and len(options.temperatures) > 1:
+            raise SpecprobeError(_ONE_TEMPERATURE)
     sources = (
         _logged(options, workload.prompts, stages) if mode == "logged" else _generated(options, workload, stages, store)
     )
@@ -173,12 +202,13 @@ def _logged(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages) 
                     "tokens accept differently: name the one that wrote the log with --tokenizer or --target",
                 )
             )
-    max_model_len = options.max_model_len
-    if max_model_len is None and target is not None:
-        max_model_len = target.record.max_position_embeddings
-    found = logged_trajectories(prompts, tokenizer, temperature=temperature, max_model_len=max_model_len)
+    found = logged_trajectories(
+        prompts, tokenizer, temperature=temperature, max_model_len=_context_limit(options, target)
+    )
+    notices += _temperature_notice(prompts, temperature)
     mismatch = None
     if target is not None and found.trajectories:
+        _check_vocabulary((ids for t in found.trajectories for ids in (t.prompt_ids, t.output_ids)), target)
         from specprobe.mismatch import measure_mismatch
 
         stages.say(f"scoring {len(found.trajectories)} logged answers with {target.record.name}")
@@ -192,6 +222,7 @@ def _logged(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages) 
 def _generated(options: AnalyzeOptions, workload: Workload, stages: Stages, store: TrajectoryStore | None) -> _Sources:
     """Responses that the target writes, one set for each temperature."""
     target = _load_target(options, stages)
+    _check_vocabulary((token_ids(p.token_ids) for p in workload.prompts if p.token_ids is not None), target)
     sets = []
     for temperature in options.temperatures:
         with stages.track(f"generating at temperature {temperature:g}", 1.0) as advance:
@@ -210,6 +241,20 @@ def _generated(options: AnalyzeOptions, workload: Workload, stages: Stages, stor
             stages.say(f"{found.reused} responses at temperature {temperature:g} were there already")
         sets.append(found)
     return _Sources(tuple(sets), "generated", target, target.tokenizer)
+
+
+def _temperature_notice(prompts: Sequence[Prompt], temperature: float) -> list[Notice]:
+    """Rows may say at which temperature they were sampled."""
+    logged = {prompt.settings["temperature"] for prompt in prompts if "temperature" in prompt.settings}
+    if not logged - {temperature}:
+        return []
+    return [
+        Notice(
+            "other_temperature",
+            f"rows of the log say temperature {', '.join(f'{value:g}' for value in sorted(logged))}, the result says "
+            f"{temperature:g}: give the log's with --temperature, and one log for each",
+        )
+    ]
 
 
 def _advancing(advance: Advance) -> Callable[[Progress], None]:
@@ -268,7 +313,7 @@ def _workload_record(options: AnalyzeOptions, workload: Workload, sources: _Sour
         "format": workload.format,
         "columns": workload.columns,
         "rows": workload.rows,
-        "prompts": len(workload.prompts),
+        "prompts": len(sources.sets[0].trajectories),
         "skipped": skipped,
         "duplicates": workload.duplicates,
         "distinct": workload.distinct,
@@ -291,6 +336,7 @@ def _settings_record(options: AnalyzeOptions, sources: _Sources, max_model_len: 
     return {
         "responses": sources.mode,
         "depth": options.depth,
+        "drafters": list(_drafter_specs(options, resolve_profile(options.engine))),
         "temperatures": list(options.temperatures),
         "engine": options.engine,
         "max_model_len": max_model_len,
@@ -313,6 +359,14 @@ def _all_notices(
     missing = [name for name in DEFAULT_DRAFTERS if name not in profile.drafters]
     if missing and not options.drafters:
         notices.append(Notice("drafter_not_offered", f"{profile.name} has no {', '.join(missing)}: left out"))
+    if predates_profiles(options.engine):
+        notices.append(
+            Notice(
+                "older_engine",
+                f"{options.engine} is older than {profile.name}, the oldest whose rules are known; they may differ: "
+                "compare with that engine's own counters",
+            )
+        )
     for found in sources.sets:
         notices += [*found.notices, *check_responses(found.trajectories)]
     for result in results:

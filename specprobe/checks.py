@@ -22,6 +22,7 @@ LOOP_MAX_PERIOD = 32
 LOOP_MIN_TOKENS = 48
 # A tenth of the responses is enough to move an acceptance rate by more than its interval.
 NOTABLE_SHARE = 0.1
+# Where most responses are cut, what is measured is the beginning of what would be served.
 CUT_SHARE = 0.5
 
 
@@ -95,7 +96,7 @@ def is_degenerate_loop(tokens: NDArray[np.int32]) -> bool:
     """Whether the last LOOP_MIN_TOKENS tokens, and three periods, repeat with a period up to LOOP_MAX_PERIOD."""
     for period in range(1, LOOP_MAX_PERIOD + 1):
         length = max(LOOP_MIN_TOKENS, 3 * period)
-        if length > tokens.size:
+        if length >= tokens.size:
             continue
         repeats = True
         # The end token, and a cut in mid-loop, may differ: the loop is looked for up to the last token but one.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from specprobe import __version__
+from specprobe import __version__, defaults
 from specprobe.errors import SpecprobeError
 
 if TYPE_CHECKING:
@@ -32,6 +32,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Does speculative decoding pay off on your traffic, with which method and how many draft tokens?",
 )
+
+
+class DraftSamplingChoice(StrEnum):
+    """How drafts are chosen from the drafter's distribution."""
+
+    greedy = "greedy"
+    sampled = "sampled"
+    both = "both"
 
 
 class ResponsesChoice(StrEnum):
@@ -105,7 +113,7 @@ def analyze(
     ] = None,
     depth: Annotated[
         int, typer.Option("--depth", help="Most draft tokens per round; all depths up to it are replayed.")
-    ] = 8,
+    ] = defaults.DEPTH,
     temperature: Annotated[
         str,
         typer.Option("--temperature", help="One or more, such as 0,0.7. With logged responses: the log's."),
@@ -116,7 +124,11 @@ def analyze(
     ] = ResponsesChoice.auto,
     engine: Annotated[
         str, typer.Option("--engine", help="Whose drafting rules: vllm, vllm@0.30, vllm-v1, hf, llama.cpp.")
-    ] = "vllm",
+    ] = defaults.ENGINE,
+    draft_sampling: Annotated[
+        DraftSamplingChoice,
+        typer.Option("--draft-sampling", help="n-gram and suffix propose tokens, not distributions: greedy only."),
+    ] = DraftSamplingChoice.greedy,
     tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="Hub id or folder; for logged text.")] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -129,12 +141,16 @@ def analyze(
     prompt_field: FieldOption = None,
     dedupe: Annotated[bool, typer.Option("--dedupe", help="Keep only the first of equal prompts.")] = False,
     max_prompts: Annotated[int | None, typer.Option("--max-prompts", help="Use only the first N prompts.")] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Longest response to generate.")] = 256,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", help="Longest response to generate.")
+    ] = defaults.MAX_NEW_TOKENS,
     max_model_len: Annotated[
         int | None,
         typer.Option("--max-model-len", help="Context limit of the engine. Default: the target's."),
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Responses generated together.")] = 16,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", help="Responses generated together.")
+    ] = defaults.BATCH_SIZE,
     seed: Annotated[int, typer.Option("--seed", help="Seed of sampled responses.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the run to this file.")] = None,
     as_json: JsonOption = False,
@@ -142,8 +158,9 @@ def analyze(
     """Replay drafters over a prompt log: acceptance by position, tokens per round by depth, curves."""
     from specprobe.analyze import AnalyzeOptions
     from specprobe.analyze import analyze as run_analyze
+    from specprobe.documents import dump_document
     from specprobe.progress import OnStderr
-    from specprobe.run import dump_document, run_document, summarize
+    from specprobe.run import run_document, summarize
     from specprobe.run_files import keep_run
     from specprobe.scan import ReadOptions
     from specprobe.store import TrajectoryStore
@@ -157,6 +174,7 @@ def analyze(
         temperatures=_numbers(temperature, "--temperature", float),
         responses=responses.value,
         engine=engine,
+        draft_sampling=draft_sampling.value,
         dtype=dtype,
         device=device,
         template_kwargs=_json_object(chat_template_kwargs, "--chat-template-kwargs"),
@@ -223,7 +241,7 @@ def recommend(
 
     run = load_run(run_file or last_run())
     cost_options = CostOptions(file=cost, target=target, dtype=dtype, device=device, remeasure=remeasure)
-    recommendation, table = advise(
+    recommendation = advise(
         run,
         concurrencies=_numbers(concurrency, "--concurrency", int),
         temperature=temperature,
@@ -237,7 +255,7 @@ def recommend(
     else:
         from specprobe.report import render_recommendation
 
-        _print(render_recommendation(recommendation, table.conditions))
+        _print(render_recommendation(recommendation))
 
 
 @app.command()
@@ -253,23 +271,30 @@ def fit(
     as_json: JsonOption = False,
 ) -> None:
     """Fit acceptance curves to published numbers, and predict other depths."""
-    from specprobe.curve import REPORTED_DEPTH, fit_document, fit_lengths, fit_rates
+    from specprobe.curve import fit_document, fit_lengths, fit_rates
 
     if bool(rate) == bool(length):
         raise SpecprobeError("fit: give either --rate or --length, for example --rate 2=0.454 --rate 3=0.356")
-    if rate:
-        given = _by_depth(rate, "--rate")
-        fitted = fit_rates(given)
-    else:
-        lengths = _by_depth(length or [], "--length")
-        given = {}
-        fitted = fit_lengths(lengths)
+    fitted = fit_rates(_by_depth(rate, "--rate")) if rate else fit_lengths(_by_depth(length or [], "--length"))
     if as_json:
         _print_json(fit_document(fitted))
+        _warn_on_stderr(fitted.notices)
     else:
         from specprobe.report import render_fit
 
-        _print(render_fit(fitted, given, max(REPORTED_DEPTH, fitted.depth)))
+        _print(render_fit(fitted))
+
+
+@app.command()
+def clean(as_json: JsonOption = False) -> None:
+    """Remove the responses kept in .specprobe/trajectories; runs stay."""
+    from specprobe.store import clear
+
+    files, freed_bytes = clear()
+    if as_json:
+        _print_json({"schema": "specprobe.clean/1", "files": files, "bytes": freed_bytes})
+    else:
+        print(f"removed {files} files, {freed_bytes} bytes, from .specprobe/trajectories")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -315,7 +340,7 @@ def _print(renderable: RenderableType) -> None:
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    from specprobe.run import dump_document
+    from specprobe.documents import dump_document
 
     print(dump_document(document))
 

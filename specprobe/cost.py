@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -90,35 +90,39 @@ class CostTable:
         """The contexts of the grid, rising."""
         return sorted({point.context for point in self.points})
 
-    def round_seconds(self, batch: float, query_tokens: float | Floats, context: float) -> Floats:
-        """Seconds of one round, same shape as `query_tokens`; held constant beyond the ends of the grid."""
-        return self._interpolate("seconds", batch, query_tokens, context)
+    def at_context(self, context: float) -> CostSurface:
+        """Round times over batch and query tokens at one context; held constant beyond the ends of the grid."""
+        return CostSurface(
+            np.array(self.batches, dtype=np.float64),
+            np.array(self.query_tokens, dtype=np.float64),
+            self._surface({_key(p): p.seconds for p in self.points}, context),
+            # The standard error of a median of n is about 1.2533 sigma / sqrt(n).
+            self._surface({_key(p): 1.2533 * p.spread_seconds / math.sqrt(p.repeats) for p in self.points}, context),
+        )
 
-    def round_spread(self, batch: float, query_tokens: float | Floats, context: float) -> Floats:
-        """The standard error of `round_seconds` that the repeats show, in seconds."""
-        return self._interpolate("spread", batch, query_tokens, context)
+    def _surface(self, values: Mapping[tuple[int, int, int], float], context: float) -> Floats:
+        """[batches, query tokens], linear between contexts."""
+        shape = len(self.batches), len(self.query_tokens), len(self.contexts)
+        grid = np.array([values[key] for key in product(self.batches, self.query_tokens, self.contexts)]).reshape(shape)
+        position = float(np.interp(context, self.contexts, np.arange(shape[2])))
+        low = int(position)
+        high = min(low + 1, shape[2] - 1)
+        return grid[..., low] + (position - low) * (grid[..., high] - grid[..., low])
 
     def reaches(self, batch: float, query_tokens: float) -> bool:
         """Whether the grid covers this batch and these query tokens: nothing may be extrapolated in silence."""
         return self.batches[0] <= batch <= self.batches[-1] and query_tokens <= self.query_tokens[-1]
 
-    def _interpolate(
-        self, what: Literal["seconds", "spread"], batch: float, query_tokens: float | Floats, context: float
-    ) -> Floats:
-        """Linear along each axis; along the batch it is linear in the time, not in a fitted line."""
-        batches, queries, contexts = self.batches, self.query_tokens, self.contexts
-        values = {
-            (p.batch, p.query_tokens, p.context): p.seconds
-            if what == "seconds"
-            # The standard error of a median of n is about 1.2533 sigma / sqrt(n).
-            else 1.2533 * p.spread_seconds / math.sqrt(p.repeats)
-            for p in self.points
+    def quality(self) -> dict[str, Any]:
+        """How good the timings are: the grid, the median spread relative to the median, outliers among timings."""
+        return {
+            "batches": self.batches,
+            "query_tokens": self.query_tokens,
+            "contexts": self.contexts,
+            "relative_spread": float(np.median([p.spread_seconds / p.seconds for p in self.points])),
+            "timings": sum(p.repeats for p in self.points),
+            "outliers": sum(p.outliers for p in self.points),
         }
-        grid = np.array([values[key] for key in product(batches, queries, contexts)])
-        grid = grid.reshape(len(batches), len(queries), len(contexts))
-        at_batch = _between(grid, batches, batch)
-        at_context = _between(np.moveaxis(at_batch, 1, 0), contexts, context)
-        return np.interp(np.asarray(query_tokens, dtype=np.float64), queries, at_context)
 
     def to_json(self) -> dict[str, Any]:
         """The document of a cost file."""
@@ -141,6 +145,28 @@ class CostTable:
                 for p in self.points
             ],
         }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CostSurface:
+    """Seconds of a round and their standard errors, [batches, query tokens], linear in between.
+
+    Linear between neighbours, not along a fitted line: kernels change with the batch, and a step is a step.
+    """
+
+    batches: Floats
+    query_tokens: Floats
+    seconds: Floats
+    errors: Floats
+
+    def at_batch(self, batch: float) -> tuple[Floats, Floats]:
+        """Seconds and standard errors at `query_tokens`, for one batch."""
+        position = float(np.interp(batch, self.batches, np.arange(self.batches.size)))
+        low = int(position)
+        high = min(low + 1, self.batches.size - 1)
+        share = position - low
+        seconds = self.seconds[low] + share * (self.seconds[high] - self.seconds[low])
+        return seconds, self.errors[low] + share * (self.errors[high] - self.errors[low])
 
 
 def read_cost_file(path: Path) -> CostTable:
@@ -180,16 +206,21 @@ def cost_from_json(document: Any, source: Literal["measured", "file"]) -> CostTa
 def _point(row: Any, number: int) -> CostPoint:
     if not isinstance(row, dict):
         raise SpecprobeError(f"cost: point {number} is not an object")
-    values = {key: _number(row.get(key), f"point {number}: {key!r}") for key in ("batch", "query_tokens", "context")}
     return CostPoint(
-        batch=int(values["batch"]),
-        query_tokens=int(values["query_tokens"]),
-        context=int(values["context"]),
+        batch=_whole(row.get("batch"), f"point {number}: 'batch'"),
+        query_tokens=_whole(row.get("query_tokens"), f"point {number}: 'query_tokens'"),
+        context=_whole(row.get("context"), f"point {number}: 'context'"),
         seconds=_number(row.get("seconds"), f"point {number}: 'seconds'"),
         spread_seconds=_number(row.get("spread_seconds", 0.0), f"point {number}: 'spread_seconds'"),
-        repeats=max(1, int(_number(row.get("repeats", 1), f"point {number}: 'repeats'"))),
-        outliers=int(_number(row.get("outliers", 0), f"point {number}: 'outliers'")),
+        repeats=max(1, _whole(row.get("repeats", 1), f"point {number}: 'repeats'")),
+        outliers=_whole(row.get("outliers", 0), f"point {number}: 'outliers'"),
     )
+
+
+def _whole(value: Any, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+        raise SpecprobeError(f"cost: {what} must be a whole number that is not negative")
+    return value
 
 
 def _number(value: Any, what: str) -> float:
@@ -198,9 +229,5 @@ def _number(value: Any, what: str) -> float:
     return float(value)
 
 
-def _between(grid: Floats, knots: Sequence[int], at: float) -> Floats:
-    """The grid interpolated along its first axis."""
-    position = float(np.interp(at, knots, np.arange(len(knots))))
-    low = min(int(position), len(knots) - 1)
-    high = min(low + 1, len(knots) - 1)
-    return grid[low] + (position - low) * (grid[high] - grid[low])
+def _key(point: CostPoint) -> tuple[int, int, int]:
+    return point.batch, point.query_tokens, point.context

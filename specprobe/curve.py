@@ -11,7 +11,7 @@ quasi-likelihood (`fit_counts`), or to published acceptance rates by least squar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +21,7 @@ from scipy.optimize import nnls
 from scipy.special import xlog1py, xlogy
 
 from specprobe.errors import SpecprobeError
+from specprobe.notices import Notice
 
 Floats = NDArray[np.float64]
 
@@ -155,7 +156,7 @@ class CurveFit:
     """All models that the data identify, and the name of the best (None where the data hold nothing).
 
     `depth` is the deepest position with data: all beyond is extrapolated. `dispersion` and `prompts` are None
-    for fits to rates.
+    for fits to rates, `given` holds these {depth: acceptance rate}.
     """
 
     models: tuple[Curve, ...]
@@ -163,7 +164,13 @@ class CurveFit:
     depth: int
     dispersion: float | None = None
     prompts: int | None = None
-    warnings: tuple[str, ...] = ()
+    given: Mapping[int, float] = field(default_factory=dict)
+    notices: tuple[Notice, ...] = ()
+
+    @property
+    def reported_depth(self) -> int:
+        """How deep predictions are reported."""
+        return max(REPORTED_DEPTH, self.depth)
 
     @property
     def best_curve(self) -> Curve | None:
@@ -172,14 +179,14 @@ class CurveFit:
 
     def to_json(self, max_depth: int | None = None) -> dict[str, Any]:
         """The body of a `fit` document, as deep as `max_depth`, the data and REPORTED_DEPTH ask for."""
-        depth = max(REPORTED_DEPTH, self.depth, max_depth or 0)
+        depth = max(self.reported_depth, max_depth or 0)
         return {
             "models": [curve.to_json(depth) for curve in self.models],
             "best": self.best,
             "depth_of_data": self.depth,
             "dispersion": self.dispersion,
             "prompts": self.prompts,
-            "warnings": list(self.warnings),
+            "warnings": [{"code": notice.code, "message": notice.message} for notice in self.notices],
         }
 
 
@@ -334,13 +341,17 @@ def _fit_accepted(accepted: Mapping[int, float], tolerance: Mapping[int, float])
         if within
         else min(curves, key=lambda curve: _gaussian_aic(curve, len(depths)))
     )
-    warnings = _falls(depths, target, allowed)
+    notices = _falls(depths, target, allowed)
     if not within:
-        warnings.append(
-            f"no model reproduces the figures to their rounding; {best.name} comes nearest, "
-            f"{best.largest_error:.3g} accepted tokens per round off"
+        notices.append(
+            Notice(
+                "rates_not_reproduced",
+                f"no model reproduces the figures to their rounding; {best.name} comes nearest, "
+                f"{best.largest_error:.3g} accepted tokens per round off: check that they are of one run",
+            )
         )
-    return CurveFit(tuple(curves), best.name, depths[-1], warnings=tuple(warnings))
+    given = {depth: accepted[depth] / depth for depth in depths}
+    return CurveFit(tuple(curves), best.name, depths[-1], given=given, notices=tuple(notices))
 
 
 def _gaussian_aic(curve: Curve, num_figures: int) -> float:
@@ -349,15 +360,18 @@ def _gaussian_aic(curve: Curve, num_figures: int) -> float:
     return num_figures * float(np.log(curve.squared_error / num_figures)) + 2 * len(curve.params)
 
 
-def _falls(depths: list[int], target: Floats, allowed: Floats) -> list[str]:
+def _falls(depths: list[int], target: Floats, allowed: Floats) -> list[Notice]:
     """Warnings where fewer tokens per round are accepted at a greater depth.
 
     Impossible for one drafter on one stream of rounds, but published tables hold it.
     """
     points = zip(depths, target.tolist(), allowed.tolist(), strict=True)
     return [
-        f"accepted per round fall from {before:.3f} at depth {shallow} to {after:.3f} at depth {deep}; "
-        "one drafter on the same traffic cannot do that: check that the runs are comparable"
+        Notice(
+            "accepted_falls_with_depth",
+            f"accepted per round fall from {before:.3f} at depth {shallow} to {after:.3f} at depth {deep}; "
+            "one drafter on the same traffic cannot do that: check that the runs are comparable",
+        )
         for (shallow, before, slack), (deep, after, other) in pairwise(points)
         if after < before - slack - other
     ]

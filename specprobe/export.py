@@ -1,19 +1,38 @@
-"""The settings of an engine that switch on what was recommended."""
+"""The settings of an engine that switch on what was recommended, as data and as what to type."""
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from specprobe.profiles import Profile
 
 Schedule = Sequence[tuple[int, int, int]]
 
 
 def engine_config(
-    engine: str, drafter: str, config: Mapping[str, Any], depth: int, schedule: Schedule
+    profile: Profile, drafter: str, config: Mapping[str, Any], depth: int, schedule: Schedule
 ) -> dict[str, Any]:
-    """`{engine: settings}` for the engine whose rules were replayed; empty where it has no such drafter."""
+    """`{engine: settings}` for the engine whose rules were replayed; empty where it has no such drafter.
+
+    A schedule of several depths is passed on where the engine, at this version, takes one.
+    """
+    engine = profile.engine.removesuffix("-v1")
     writer = EXPORTS.get((engine, drafter))
-    return {engine.removesuffix("-v1"): writer(config, depth, schedule)} if writer else {}
+    if writer is None:
+        return {}
+    return {engine: writer(config, depth, schedule if profile.has_depth_by_batch else ())}
+
+
+def command_line(engine: str, settings: Mapping[str, Any]) -> str:
+    """What to type for these settings."""
+    if engine == "vllm":
+        return f"vllm serve MODEL --speculative-config {shlex.quote(json.dumps(settings))}"
+    if engine == "llama.cpp":
+        return "llama-server -m MODEL " + " ".join(f"{flag} {value}" for flag, value in settings.items())
+    return "model.generate(..., " + ", ".join(f"{name}={value}" for name, value in settings.items()) + ")"
 
 
 def _vllm_ngram(config: Mapping[str, Any], depth: int, schedule: Schedule) -> dict[str, Any]:
@@ -56,9 +75,7 @@ def _llama_cpp_ngram(config: Mapping[str, Any], depth: int, _: Schedule) -> dict
 
 EXPORTS: Mapping[tuple[str, str], Callable[[Mapping[str, Any], int, Schedule], dict[str, Any]]] = {
     ("vllm", "ngram"): _vllm_ngram,
-    ("vllm-v1", "ngram"): _vllm_ngram,
     ("vllm", "suffix"): _vllm_suffix,
-    ("vllm-v1", "suffix"): _vllm_suffix,
     ("hf", "ngram"): _hf_ngram,
     ("llama.cpp", "ngram"): _llama_cpp_ngram,
 }

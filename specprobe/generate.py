@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specprobe.defaults import BATCH_SIZE, MAX_NEW_TOKENS
 from specprobe.errors import SpecprobeError
 from specprobe.kv_cache import new_cache
 from specprobe.store import Response, SettingsStore, TrajectoryStore
 from specprobe.target import Target
 from specprobe.trajectory import TokenIds, token_ids
 
-BATCH_SIZE = 16
 # Batches sorted together by length: enough for little padding, few enough that a longer workload keeps its batches.
 _WINDOW_BATCHES = 4
 # Prompt and response tokens of a batch at most, which bounds the memory of keys and values.
@@ -34,7 +34,7 @@ class Sampling:
 
     temperature: float
     seed: int = 0
-    max_new_tokens: int = 256
+    max_new_tokens: int = MAX_NEW_TOKENS
     max_model_len: int | None = None
     batch_size: int = BATCH_SIZE
 

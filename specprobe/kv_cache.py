@@ -43,6 +43,13 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
         self.keys, self.values = keys[:, :, :total], values[:, :, :total]
         return self.keys, self.values
 
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row so many times."""
+        if self._buffers is not None:
+            self._buffers = None
+            self.keys = self.keys.repeat_interleave(repeats, dim=0)
+            self.values = self.values.repeat_interleave(repeats, dim=0)
+
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep these rows of the batch."""
         if self._buffers is not None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,7 @@ def plan_grid(concurrencies: Sequence[int], depth: int, mean_context: float, max
     largest = max(concurrencies)
     batches = {4**i for i in range(32) if 4**i <= largest} | set(concurrencies)
     queries = {1, 1 + depth} | {1 + 2**i for i in range(32) if 2**i <= depth}
-    below = 4 ** max(3, int(np.log(max(mean_context, 1)) / np.log(4)))
+    below = 4 ** int(np.log2(max(mean_context, 1)) / 2)
     contexts = {below} if mean_context <= below else {below, 4 * below}
     if max_context is not None:
         contexts = {max(1, min(context, max_context - 1 - depth)) for context in contexts}
@@ -117,6 +118,7 @@ def measure_block(target: Target, batch: int, context: int, query_tokens: Sequen
 
     The numbers of query tokens take turns, so that a drift of the machine falls on all of them alike. A round here is
     one forward pass with logits at every query position, and the choice of the tokens, as a verification needs.
+    Raises SpecprobeError where the memory does not suffice.
     """
     import torch
 
@@ -124,46 +126,67 @@ def measure_block(target: Target, batch: int, context: int, query_tokens: Sequen
     vocab = int(target.model.config.get_text_config().vocab_size)
 
     def tokens(rows: int, columns: int) -> torch.Tensor:
-        return torch.randint(vocab, (rows, columns), generator=generator).to(target.model.device)
+        return torch.randint(vocab, (rows, columns), generator=generator).to(target.device)
 
-    with torch.inference_mode():
-        cache_input, _ = target.forward_inputs()
-        cache = _filled_cache(target, tokens(1, context), batch)
-        inputs = {query: tokens(batch, query) for query in query_tokens}
-
-        def round_seconds(query: int) -> float:
-            _synchronize(torch, target.model.device.type)
-            begin = time.perf_counter()
-            logits = target.model(input_ids=inputs[query], use_cache=True, **{cache_input: cache}).logits
-            logits.argmax(dim=-1).cpu()
-            elapsed = time.perf_counter() - begin
-            cache.crop(-query)
-            return elapsed
-
-        timings: dict[int, list[float]] = {query: [] for query in query_tokens}
-        for _ in range(WARMUPS):
-            # The largest round warms up all: it touches the most memory, and kernels are chosen by then.
-            round_seconds(max(query_tokens))
-        begin = time.perf_counter()
-        for repeat in range(MAX_REPEATS):
-            if repeat >= MIN_REPEATS and time.perf_counter() - begin > SECONDS_PER_BLOCK:
-                break
-            for query in query_tokens:
-                timings[query].append(round_seconds(query))
-    return [_summary(batch, query, context, np.array(seconds)) for query, seconds in timings.items()]
+    try:
+        with torch.inference_mode():
+            caches = _Caches(target, tokens(1, context), batch)
+            inputs = {query: tokens(batch, query) for query in query_tokens}
+            return _timed_rounds(target, caches, inputs)
+    except torch.OutOfMemoryError as error:
+        raise SpecprobeError(
+            f"--concurrency {batch}: rounds with {context} tokens of context do not fit on {target.device}; "
+            "lower it, or give --cost FILE"
+        ) from error
 
 
-def _filled_cache(target: Target, ids: Any, batch: int) -> Any:
+class _Caches:
     """Keys and values of one prompt [1, context], the same in every row of the batch: what is in them costs nothing."""
-    from specprobe.kv_cache import new_cache
 
-    cache_input, _ = target.forward_inputs()
-    one = new_cache(target.model.config)
-    target.model(input_ids=ids, use_cache=True, **{cache_input: one})
-    cache = new_cache(target.model.config)
-    for layer, filled in zip(cache.layers, one.layers, strict=True):
-        layer.update(filled.keys.expand(batch, -1, -1, -1), filled.values.expand(batch, -1, -1, -1))
-    return cache
+    def __init__(self, target: Target, ids: Any, batch: int) -> None:
+        from specprobe.kv_cache import RoomyLayer, new_cache
+
+        self.input_name, _ = target.forward_inputs()
+        self._filled = new_cache(target.model.config)
+        target.model(input_ids=ids, use_cache=True, **{self.input_name: self._filled})
+        self._filled.batch_repeat_interleave(batch)
+        self._can_shorten = all(isinstance(layer, RoomyLayer) for layer in self._filled.layers)
+        self.batch, self.context = batch, ids.shape[1]
+
+    def fresh(self) -> Any:
+        """A cache that holds the context and no more; a sliding window cannot go back, so there it is a copy."""
+        return self._filled if self._can_shorten else copy.deepcopy(self._filled)
+
+    def put_back(self, num_tokens: int) -> None:
+        """Take the tokens of the last round out again."""
+        if self._can_shorten:
+            self._filled.crop(-num_tokens)
+
+
+def _timed_rounds(target: Target, caches: _Caches, inputs: Mapping[int, Any]) -> list[CostPoint]:
+    import torch
+
+    def round_seconds(query: int) -> float:
+        cache = caches.fresh()
+        _synchronize(torch, target.device.type)
+        begin = time.perf_counter()
+        logits = target.model(input_ids=inputs[query], use_cache=True, **{caches.input_name: cache}).logits
+        logits.argmax(dim=-1).cpu()
+        elapsed = time.perf_counter() - begin
+        caches.put_back(query)
+        return elapsed
+
+    for _ in range(WARMUPS):
+        # The largest round warms up all: it touches the most memory, and kernels are chosen by then.
+        round_seconds(max(inputs))
+    timings: dict[int, list[float]] = {query: [] for query in inputs}
+    begin = time.perf_counter()
+    for repeat in range(MAX_REPEATS):
+        if repeat >= MIN_REPEATS and time.perf_counter() - begin > SECONDS_PER_BLOCK:
+            break
+        for query in inputs:
+            timings[query].append(round_seconds(query))
+    return [_summary(caches.batch, query, caches.context, np.array(seconds)) for query, seconds in timings.items()]
 
 
 def measure_prefill(target: Target) -> float:

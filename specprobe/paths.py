@@ -23,19 +23,19 @@ def cache_folder() -> Path:
     return (Path(base).expanduser() if base else Path("~/.cache").expanduser()) / "specprobe"
 
 
-def state_folder(base: Path | None = None) -> Path:
-    """What belongs to one project: `.specprobe` in `base`, by default the working directory (not created here)."""
-    return (base or Path.cwd()) / ".specprobe"
+def state_folder() -> Path:
+    """What belongs to one project: `.specprobe` in the working directory (not created here)."""
+    return Path.cwd() / ".specprobe"
 
 
-def runs_folder(base: Path | None = None) -> Path:
+def runs_folder() -> Path:
     """The folder of stored runs."""
-    return state_folder(base) / "runs"
+    return state_folder() / "runs"
 
 
-def trajectories_folder(base: Path | None = None) -> Path:
+def trajectories_folder() -> Path:
     """The folder of stored responses; they hold what users wrote, so everything in it is private."""
-    return state_folder(base) / "trajectories"
+    return state_folder() / "trajectories"
 
 
 def make_private_folder(folder: Path) -> Path:

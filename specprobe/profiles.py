@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from specprobe.defaults import ENGINE
 from specprobe.errors import SpecprobeError
 
 
@@ -41,13 +42,19 @@ class NgramRule:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One engine at one version. `source` says where the rules were read."""
+    """One engine at one version.
+
+    `has_ngram_min`: whether its users can set the shortest lookup. `has_depth_by_batch`: whether it takes a table of
+    depths by batch size. `source` says where the rules were read.
+    """
 
     engine: str
     version: str
     ngram: NgramRule
     drafters: tuple[str, ...]
     source: str
+    has_ngram_min: bool = True
+    has_depth_by_batch: bool = False
 
     @property
     def name(self) -> str:
@@ -62,7 +69,14 @@ _VLLM_V1_SOURCE = "vllm {} vllm/v1/spec_decode/ngram_proposer.py"
 # Oldest first within an engine: the newest one not above the version asked for applies.
 PROFILES: tuple[Profile, ...] = (
     *(
-        Profile("vllm", version, _VLLM_V1, ("ngram", "suffix"), _VLLM_V1_SOURCE.format(version))
+        Profile(
+            "vllm",
+            version,
+            _VLLM_V1,
+            ("ngram", "suffix"),
+            _VLLM_V1_SOURCE.format(version),
+            has_depth_by_batch=version in ("0.26", "0.30"),  # documented since 0.24
+        )
         for version in ("0.13", "0.22", "0.26", "0.30")
     ),
     Profile(
@@ -71,14 +85,23 @@ PROFILES: tuple[Profile, ...] = (
         _VLLM_V2,
         ("ngram", "suffix"),
         "vllm 0.33 vllm/v1/worker/gpu/spec_decode/ngram/speculator.py (model runner V2)",
+        has_depth_by_batch=True,
     ),
-    Profile("vllm-v1", "0.33", _VLLM_V1, ("ngram", "suffix"), _VLLM_V1_SOURCE.format("0.33")),
+    Profile(
+        "vllm-v1",
+        "0.33",
+        _VLLM_V1,
+        ("ngram", "suffix"),
+        _VLLM_V1_SOURCE.format("0.33"),
+        has_depth_by_batch=True,
+    ),
     Profile(
         "hf",
         "5.24",
         NgramRule(min_n=1, max_n=2, match="earliest", stop_at_end_token=True),
         ("ngram",),
         "transformers 5.24 generation/candidate_generator.py, PromptLookupCandidateGenerator",
+        has_ngram_min=False,
     ),
     Profile(
         "llama.cpp",
@@ -99,10 +122,9 @@ PROFILES: tuple[Profile, ...] = (
 )
 
 ENGINE_ALIASES = {"transformers": "hf", "llamacpp": "llama.cpp", "llama-cpp": "llama.cpp"}
-DEFAULT_ENGINE = "vllm"
 
 
-def resolve_profile(engine: str = DEFAULT_ENGINE) -> Profile:
+def resolve_profile(engine: str = ENGINE) -> Profile:
     """The profile for `NAME` or `NAME@VERSION`.
 
     Raises SpecprobeError for an engine that is not known, and for a version that is not a number.
@@ -120,6 +142,13 @@ def resolve_profile(engine: str = DEFAULT_ENGINE) -> Profile:
     wanted = _version_key(version, engine)
     not_above = [profile for profile in known if _version_key(profile.version, engine) <= wanted]
     return not_above[-1] if not_above else known[0]
+
+
+def predates_profiles(engine: str) -> bool:
+    """Whether the version asked for is older than the oldest known profile, whose rules may then be wrong for it."""
+    profile = resolve_profile(engine)
+    version = engine.partition("@")[2]
+    return bool(version) and _version_key(profile.version, engine) > _version_key(version, engine)
 
 
 def _version_key(version: str, engine: str) -> tuple[int, ...]:

@@ -11,11 +11,24 @@ from specprobe.cost import CostTable
 from specprobe.errors import SpecprobeError
 from specprobe.export import engine_config
 from specprobe.notices import Notice
-from specprobe.speedup import DEPTH_TOLERANCE, LEVEL, Lengths, Option, best_depth, depth_options
+from specprobe.profiles import resolve_profile
+from specprobe.run import ResponseLengths, Run
+from specprobe.speedup import (
+    DEPTH_TOLERANCE,
+    LEVEL,
+    Option,
+    Speedup,
+    best_depth,
+    depth_options,
+    drafter_seconds,
+    summed_counts,
+)
 
 SCHEMA = "specprobe.recommendation/1"
 # Less is not worth a flag, a deployment and a second thing to watch; published results scatter by as much.
 WORTHWHILE_SPEEDUP = 1.05
+# No engine runs more sequences at once by default, and a longer table helps nobody.
+LARGEST_SCHEDULED_BATCH = 1024
 VerdictName = Literal["speculate", "dont", "close"]
 
 
@@ -30,6 +43,11 @@ class Verdict:
     options: tuple[Option, ...]
 
     @property
+    def baseline_tokens_per_second(self) -> float:
+        """Output tokens per second of all requests together, without speculation."""
+        return self.concurrency / self.baseline_round_seconds
+
+    @property
     def runner_up(self) -> Option | None:
         """The best option of another drafter."""
         return next((option for option in self.options if option.drafter != self.best.drafter), None)
@@ -40,11 +58,11 @@ class Recommendation:
     """Verdicts for all concurrencies asked for, and what follows for the engine.
 
     `schedule`: rows (first batch, last batch, depth) for `scheduled_drafter`, 0 for off, over the batches the
-    cost table covers. `crossover_concurrency`: the smallest concurrency at which no option is faster than not
-    speculating; None where there is none up to the largest batch of the cost table.
+    cost table covers. `crossover_concurrency`: from here to the largest batch of the cost table no option is faster
+    than not speculating; None where one still is at the largest.
     """
 
-    cost_source: str
+    cost: CostTable
     engine_profile: str
     temperature: float
     by_concurrency: tuple[Verdict, ...]
@@ -58,7 +76,8 @@ class Recommendation:
         """The `specprobe.recommendation/1` document."""
         return {
             "schema": SCHEMA,
-            "cost_source": self.cost_source,
+            "cost_source": self.cost.source,
+            "cost": {"conditions": dict(self.cost.conditions), **self.cost.quality()},
             "engine_profile": self.engine_profile,
             "temperature": self.temperature,
             "by_concurrency": [_verdict_json(verdict) for verdict in self.by_concurrency],
@@ -70,48 +89,31 @@ class Recommendation:
         }
 
 
-def recommend(
-    acceptances: Sequence[Acceptance],
-    lengths: Lengths,
-    cost: CostTable,
-    *,
-    concurrencies: Sequence[int],
-    engine_profile: str,
-    seed: int = 0,
-) -> Recommendation:
-    """Verdicts from the replays of one temperature.
+def recommend(run: Run, temperature: float, cost: CostTable, concurrencies: Sequence[int]) -> Recommendation:
+    """Verdicts from the replays of one of the run's temperatures.
 
     Raises SpecprobeError where there is nothing to decide on: no result, or no round in any of them.
     """
-    acceptances = [acceptance for acceptance in acceptances if acceptance.rounds.any()]
+    lengths = run.responses_at(temperature)
+    acceptances = [a for a in run.results if a.temperature == temperature and a.rounds.any()]
     if not acceptances:
         raise SpecprobeError("recommend: the run holds no rounds (no response is longer than one token); analyze more")
-    verdicts = tuple(_verdict(acceptances, lengths, cost, concurrency, seed) for concurrency in concurrencies)
+    verdicts = tuple(_verdict(acceptances, lengths, cost, concurrency) for concurrency in concurrencies)
     favourite = max(verdicts, key=lambda verdict: verdict.best.speedup).best
     chosen = next(acceptance for acceptance in acceptances if _is_of(acceptance, favourite))
-    schedule = _schedule(chosen, lengths, cost)
-    speculate = [verdict for verdict in verdicts if verdict.verdict == "speculate"]
-    export = (
-        engine_config(
-            engine_profile.partition("@")[0],
-            chosen.drafter,
-            chosen.config,
-            next((v.best.depth for v in speculate if _is_of(chosen, v.best)), favourite.depth),
-            schedule,
-        )
-        if speculate
-        else {}
-    )
+    depths = {id(acceptance): _depth_by_batch(acceptance, lengths, cost) for acceptance in acceptances}
+    schedule = _rows(depths[id(chosen)])
+    worth_it = [verdict.best for verdict in verdicts if verdict.verdict == "speculate"]
     return Recommendation(
-        cost_source=cost.source,
-        engine_profile=engine_profile,
-        temperature=acceptances[0].temperature,
+        cost=cost,
+        engine_profile=run.engine_profile,
+        temperature=temperature,
         by_concurrency=verdicts,
-        crossover_concurrency=_crossover(acceptances, lengths, cost),
+        crossover_concurrency=_crossover(list(depths.values())),
         scheduled_drafter=chosen.drafter,
         schedule=schedule,
-        export=export,
-        notices=_notices(acceptances, lengths, cost, concurrencies),
+        export=_export(run, chosen, worth_it, schedule),
+        notices=(*run.notices, *_notices(acceptances, lengths, cost, concurrencies)),
     )
 
 
@@ -119,52 +121,56 @@ def _is_of(acceptance: Acceptance, option: Option) -> bool:
     return acceptance.drafter == option.drafter and acceptance.config == option.config
 
 
-def _verdict(
-    acceptances: Sequence[Acceptance], lengths: Lengths, cost: CostTable, concurrency: int, seed: int
-) -> Verdict:
-    options = [
-        option for acceptance in acceptances for option in depth_options(acceptance, lengths, cost, concurrency, seed)
-    ]
+def _verdict(acceptances: Sequence[Acceptance], lengths: ResponseLengths, cost: CostTable, concurrency: int) -> Verdict:
+    options = [option for acceptance in acceptances for option in depth_options(acceptance, lengths, cost, concurrency)]
     options.sort(key=lambda option: (-option.speedup, option.depth))
-    best = min(
-        (
-            option
-            for option in options
-            if option.drafter == options[0].drafter
-            and option.config == options[0].config
-            and option.speedup >= options[0].speedup * (1 - DEPTH_TOLERANCE)
-        ),
-        key=lambda option: option.depth,
-    )
+    top = options[0]
+    as_good = [
+        option
+        for option in options
+        if (option.drafter, option.config) == (top.drafter, top.config)
+        and option.speedup >= top.speedup * (1 - DEPTH_TOLERANCE)
+    ]
+    best = min(as_good, key=lambda option: option.depth)
     options.remove(best)
     return Verdict(
         concurrency=concurrency,
-        verdict=decide(best.speedup, best.low, best.high),
+        verdict=decide(best.speedup, best.low, best.high, enough_prompts=best.enough_prompts),
         best=best,
-        baseline_round_seconds=float(cost.round_seconds(concurrency, 1, lengths.mean_context)),
+        baseline_round_seconds=best.round_seconds / best.break_even_tokens_per_round,
         options=(best, *options),
     )
 
 
-def decide(speedup: float, low: float | None, high: float | None) -> VerdictName:
+def decide(speedup: float, low: float | None, high: float | None, *, enough_prompts: bool = True) -> VerdictName:
     """`speculate`: worth it, and more than chance. `dont`: it cannot be worth it. `close`: the data do not say.
 
-    Without an interval (too few prompts) nothing is certain, and only the point that lies below 1 says `dont`.
+    Without an interval nothing is certain, and only a point below 1 says `dont`; too few prompts never say
+    `speculate`, since the interval over them is too narrow.
     """
     if low is None or high is None:
         return "dont" if speedup < 1 else "close"
     if high < WORTHWHILE_SPEEDUP:
         return "dont"
-    if low > 1 and speedup >= WORTHWHILE_SPEEDUP:
+    if low > 1 and speedup >= WORTHWHILE_SPEEDUP and enough_prompts:
         return "speculate"
     return "close"
 
 
-def _schedule(acceptance: Acceptance, lengths: Lengths, cost: CostTable) -> tuple[tuple[int, int, int], ...]:
-    """The drafter's depth for every batch the cost table covers, equal neighbours in one row."""
+def _depth_by_batch(acceptance: Acceptance, lengths: ResponseLengths, cost: CostTable) -> list[int]:
+    """The drafter's depth for batches 1, 2, ... that the cost table covers; 0 where nothing is faster."""
+    surface, sums = cost.at_context(lengths.mean_context), summed_counts(acceptance).sum(axis=0)
+    depths = []
+    for batch in range(1, min(cost.batches[-1], LARGEST_SCHEDULED_BATCH) + 1):
+        depth, gain = best_depth(Speedup(acceptance, surface, batch, drafter_seconds(acceptance, cost)), sums)
+        depths.append(depth if gain > 1 else 0)
+    return depths
+
+
+def _rows(depths: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+    """Runs of equal depth as (first batch, last batch, depth)."""
     rows: list[tuple[int, int, int]] = []
-    for batch in range(1, cost.batches[-1] + 1):
-        depth, _ = best_depth(acceptance, lengths, cost, batch)
+    for batch, depth in enumerate(depths, 1):
         if rows and rows[-1][2] == depth:
             rows[-1] = (rows[-1][0], batch, depth)
         else:
@@ -172,15 +178,24 @@ def _schedule(acceptance: Acceptance, lengths: Lengths, cost: CostTable) -> tupl
     return tuple(rows)
 
 
-def _crossover(acceptances: Sequence[Acceptance], lengths: Lengths, cost: CostTable) -> int | None:
-    for batch in range(1, cost.batches[-1] + 1):
-        if all(best_depth(acceptance, lengths, cost, batch)[0] == 0 for acceptance in acceptances):
-            return batch
-    return None
+def _crossover(depths_by_batch: Sequence[Sequence[int]]) -> int | None:
+    """The batch from which on no drafter has a depth."""
+    last_gain = max((batch for depths in depths_by_batch for batch, depth in enumerate(depths, 1) if depth), default=0)
+    return last_gain + 1 if last_gain < len(depths_by_batch[0]) else None
+
+
+def _export(
+    run: Run, chosen: Acceptance, worth_it: Sequence[Option], schedule: Sequence[tuple[int, int, int]]
+) -> dict[str, Any]:
+    """The engine's settings; nothing where nothing should be switched on."""
+    depth = next((option.depth for option in worth_it if _is_of(chosen, option)), None)
+    if depth is None:
+        return {}
+    return engine_config(resolve_profile(run.engine_profile), chosen.drafter, chosen.config, depth, schedule)
 
 
 def _notices(
-    acceptances: Sequence[Acceptance], lengths: Lengths, cost: CostTable, concurrencies: Sequence[int]
+    acceptances: Sequence[Acceptance], lengths: ResponseLengths, cost: CostTable, concurrencies: Sequence[int]
 ) -> tuple[Notice, ...]:
     notices = []
     depth = max(acceptance.depth for acceptance in acceptances)
@@ -206,7 +221,7 @@ def _notices(
             Notice(
                 "cost_context_not_covered",
                 f"the mean context is {lengths.mean_context:.0f} tokens, the cost table covers {cost.contexts[0]} to "
-                f"{cost.contexts[-1]}; the nearest one was used",
+                f"{cost.contexts[-1]}; the nearest one was used: add points there",
             )
         )
     outliers = sum(point.outliers for point in cost.points)
@@ -233,14 +248,14 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
         "break_even_acceptance_length": best.break_even_acceptance_length,
         "break_even_tokens_per_round": best.break_even_tokens_per_round,
         "baseline": {
-            "output_tokens_per_second": verdict.concurrency / verdict.baseline_round_seconds,
+            "output_tokens_per_second": verdict.baseline_tokens_per_second,
             "itl_p50_ms": 1e3 * verdict.baseline_round_seconds,
         },
-        "options": [_option_json(option, verdict.concurrency) for option in verdict.options],
+        "options": [_option_json(option) for option in verdict.options],
     }
 
 
-def _option_json(option: Option, concurrency: int) -> dict[str, Any]:
+def _option_json(option: Option) -> dict[str, Any]:
     return {
         "drafter": option.drafter,
         "config": dict(option.config),
@@ -248,8 +263,8 @@ def _option_json(option: Option, concurrency: int) -> dict[str, Any]:
         "speedup": option.speedup,
         "interval": {"speedup": [option.low, option.high], "level": LEVEL},
         "tokens_per_round": option.tokens_per_round,
-        "output_tokens_per_second": concurrency / option.token_seconds,
-        "itl_p50_ms": 1e3 * option.round_seconds,
+        "output_tokens_per_second": option.output_tokens_per_second,
+        "itl_p50_ms": 1e3 * option.p50_round_seconds,
         "itl_p95_ms": 1e3 * option.p95_round_seconds,
         "tpot_ms": 1e3 * option.token_seconds,
         "request_latency_s": option.request_seconds,

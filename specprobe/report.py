@@ -5,8 +5,6 @@ Whatever comes out of a log (names, ids, file names) goes into Text objects, nev
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specprobe.curve import CurveFit
+from specprobe.export import command_line
 from specprobe.notices import Notice, inert
 from specprobe.recommend import Recommendation, Verdict
 from specprobe.run import ResultSummary, Run
@@ -108,12 +107,12 @@ def _positions(summary: ResultSummary) -> Table:
     table.add_column("position", justify="right")
     table.add_column(f"accepted up to here, depth {summary.totals[-1].depth}", no_wrap=True)
     table.add_column("conditional", justify="right")
-    at_risk = summary.acceptance.at_risk_at[:, -1, :].sum(axis=0)
-    accepted = summary.acceptance.accepted_at[:, -1, :].sum(axis=0)
-    for position, survival in enumerate(summary.totals[-1].survival or ()):
-        conditional = accepted[position] / at_risk[position] if at_risk[position] else None
+    deepest = summary.totals[-1]
+    for position, (survival, conditional) in enumerate(
+        zip(deepest.survival or (), deepest.conditional, strict=False), 1
+    ):
         table.add_row(
-            str(position + 1),
+            str(position),
             Text(f"{format_bar(survival, BAR_WIDTH)} {format_percent(survival):>7}"),
             format_percent(conditional),
         )
@@ -153,10 +152,9 @@ def _curve(summary: ResultSummary) -> Text:
         return Text("no curve: nothing to fit", style="dim")
     depth = summary.acceptance.depth
     text = f"curve: {best.name} ({', '.join(f'{k} {v:.3g}' for k, v in _shown(best.params).items())})"
-    fitted = 1 + best.survival(depth).sum()
-    further = 1 + best.survival(2 * depth).sum()
+    fitted, further = best.mean_acceptance_length(depth), best.mean_acceptance_length(2 * depth)
     return Text(
-        f"{text}; fitted acceptance length {fitted:.2f} at depth {depth}, {further:.2f} extrapolated to {2 * depth}",
+        f"{text}; mean acceptance length {fitted:.2f} at depth {depth}, {further:.2f} extrapolated to {2 * depth}",
         style="dim",
     )
 
@@ -181,7 +179,7 @@ def _in_one_sentence(summaries: Sequence[ResultSummary]) -> Text:
     )
 
 
-def render_recommendation(recommendation: Recommendation, conditions: Mapping[str, Any]) -> RenderableType:
+def render_recommendation(recommendation: Recommendation) -> RenderableType:
     """The report of `recommend`: the verdict in one sentence, the figures behind it, the engine's settings."""
     parts: list[RenderableType] = [
         _verdict_sentence(recommendation),
@@ -191,7 +189,7 @@ def render_recommendation(recommendation: Recommendation, conditions: Mapping[st
     ]
     for verdict in recommendation.by_concurrency:
         parts.append(_why(verdict))
-    parts.append(_limits(recommendation, conditions))
+    parts.append(_limits(recommendation))
     if recommendation.export:
         parts += [Text(), *_settings(recommendation.export)]
     if recommendation.notices:
@@ -222,8 +220,8 @@ def _verdicts(recommendation: Recommendation) -> Table:
             f"{best.drafter} {best.depth}",
             Text(f"{best.speedup:.2f}x", style=VERDICT_STYLES[verdict.verdict]),
             format_interval(best.low, best.high),
-            format_count(round(verdict.concurrency / best.token_seconds)),
-            f"{format_seconds(best.round_seconds)} / {format_seconds(best.p95_round_seconds)}",
+            format_count(round(best.output_tokens_per_second)),
+            f"{format_seconds(best.p50_round_seconds)} / {format_seconds(best.p95_round_seconds)}",
             format_seconds(best.token_seconds),
         )
         table.add_row(
@@ -231,7 +229,7 @@ def _verdicts(recommendation: Recommendation) -> Table:
             Text("off", style="dim"),
             Text("1.00x", style="dim"),
             "",
-            Text(format_count(round(verdict.concurrency / verdict.baseline_round_seconds)), style="dim"),
+            Text(format_count(round(verdict.baseline_tokens_per_second)), style="dim"),
             Text(format_seconds(verdict.baseline_round_seconds), style="dim"),
             Text(format_seconds(verdict.baseline_round_seconds), style="dim"),
         )
@@ -245,7 +243,7 @@ def _why(verdict: Verdict) -> Text:
         f"round; a round must write {best.break_even_tokens_per_round:.2f} to break even"
     )
     if best.break_even_acceptance_length is not None:
-        text += f" (acceptance length {best.break_even_acceptance_length:.2f})"
+        text += f" (mean acceptance length {best.break_even_acceptance_length:.2f})"
     if verdict.runner_up is not None:
         text += f"; runner-up {_option(verdict.runner_up)}"
     return Text(text)
@@ -255,49 +253,51 @@ def _option(option: Option) -> str:
     return f"{option.drafter} {option.depth} at {option.speedup:.2f}x"
 
 
-def _limits(recommendation: Recommendation, conditions: Mapping[str, Any]) -> Text:
+def _limits(recommendation: Recommendation) -> Text:
     crossover = recommendation.crossover_concurrency
     text = (
-        "No crossover up to the largest batch of the cost table."
+        "Something is still faster at the largest batch of the cost table."
         if crossover is None
         else f"From concurrency {crossover} on, nothing is faster than not speculating."
     )
-    about = ", ".join(inert(str(value), 80) for key, value in conditions.items() if key != "fingerprint")
-    return Text(f"{text} Cost: {recommendation.cost_source}{f' ({about})' if about else ''}.", style="dim")
+    cost = recommendation.cost
+    about = [inert(str(value), 80) for key, value in cost.conditions.items() if key != "fingerprint"]
+    quality = cost.quality()
+    if cost.source == "measured":
+        about += [
+            f"median spread {format_percent(quality['relative_spread'])}",
+            f"{quality['outliers']} outliers in {quality['timings']} timings",
+        ]
+    details = f" ({', '.join(about)})" if about else ""
+    return Text(f"{text} Cost: {cost.source}{details}.", style="dim")
 
 
 def _settings(export: Mapping[str, Any]) -> list[Text]:
     """What to type for the engine, on one line each, so that it can be copied whatever the width of the terminal."""
-    lines = []
-    for engine, settings in export.items():
-        if engine == "vllm":
-            line = f"vllm serve MODEL --speculative-config {shlex.quote(json.dumps(settings))}"
-        elif engine == "llama.cpp":
-            line = "llama-server -m MODEL " + " ".join(f"{flag} {value}" for flag, value in settings.items())
-        else:
-            line = f"{engine}: {json.dumps(settings)}"
-        lines.append(Text(line, no_wrap=True, overflow="ignore"))
-    return lines
+    return [
+        Text(command_line(engine, settings), no_wrap=True, overflow="ignore") for engine, settings in export.items()
+    ]
 
 
-def render_fit(fit: CurveFit, given: Mapping[int, float], depth: int) -> RenderableType:
+def render_fit(fit: CurveFit) -> RenderableType:
     """The report of `fit`: each model's parameters and what it predicts."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("depth", justify="right")
     table.add_column("given", justify="right")
     for curve in fit.models:
         table.add_column(curve.name + (" (best)" if curve.name == fit.best else ""), justify="right")
-    for k in range(1, depth + 1):
+    for depth in range(1, fit.reported_depth + 1):
         table.add_row(
-            str(k),
-            format_percent(given.get(k)),
+            str(depth),
+            format_percent(fit.given.get(depth)),
             *(
-                f"{format_percent(curve.acceptance_rate(k))} / {curve.mean_acceptance_length(k):.2f}"
+                f"{format_percent(curve.acceptance_rate(depth))} / {curve.mean_acceptance_length(depth):.2f}"
                 for curve in fit.models
             ),
         )
     parts: list[RenderableType] = [Text("acceptance rate / mean acceptance length, by depth"), table]
     for curve in fit.models:
         parts.append(Text(f"{curve.name}: {', '.join(f'{k} = {v:.4g}' for k, v in curve.params.items())}", style="dim"))
-    parts += [Text.assemble(("warning: ", "yellow"), message) for message in fit.warnings]
+    if fit.notices:
+        parts.append(render_notices(fit.notices))
     return Group(*parts)

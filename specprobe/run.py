@@ -20,7 +20,7 @@ from specprobe import __version__
 from specprobe.acceptance import Acceptance, DepthTotals
 from specprobe.curve import CurveFit, fit_counts
 from specprobe.errors import SpecprobeError
-from specprobe.interval import Interval, tokens_per_round_intervals
+from specprobe.interval import Interval, ratio_intervals, tokens_per_round_intervals
 from specprobe.notices import Notice
 
 SCHEMA = "specprobe.run/1"
@@ -36,6 +36,12 @@ class ResponseLengths:
     ids: tuple[str | int, ...]
     prompt_tokens: NDArray[np.int32]
     output_tokens: NDArray[np.int32]
+
+    @property
+    def mean_context(self) -> float:
+        """Tokens in the KV cache, averaged over all output tokens."""
+        weights = np.maximum(self.output_tokens, 1).astype(np.float64)
+        return float(np.average(self.prompt_tokens + self.output_tokens / 2, weights=weights))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +59,7 @@ class Run:
 
     def responses_at(self, temperature: float) -> ResponseLengths:
         """The responses of one of the run's temperatures."""
-        return next(lengths for lengths in self.responses if lengths.temperature == temperature)
+        return {lengths.temperature: lengths for lengths in self.responses}[temperature]
 
     @property
     def temperatures(self) -> list[float]:
@@ -65,13 +71,15 @@ class Run:
 class ResultSummary:
     """What is derived from one result: totals and intervals of tokens per round by depth, and the curve.
 
-    `curve` is None for drafters that choose their own draft length: what they did not draft is missing for a
-    reason, so no curve over depths is fitted.
+    `conditional` holds the intervals of conditional acceptance at each position of the largest depth. `curve` is None
+    for drafters that choose their own draft length: what they did not draft is missing for a reason, so no curve over
+    depths is fitted.
     """
 
     acceptance: Acceptance
     totals: tuple[DepthTotals, ...]
     tokens_per_round: tuple[Interval | None, ...]
+    conditional: tuple[Interval | None, ...]
     curve: CurveFit | None
 
 
@@ -88,10 +96,26 @@ def summarize(acceptance: Acceptance, *, seed: int = 0) -> ResultSummary:
         tokens_per_round=tuple(
             _within_bounds(interval, total) for interval, total in zip(intervals, totals, strict=True)
         ),
+        conditional=tuple(_conditional_intervals(acceptance, seed)),
         curve=fit_counts(acceptance.at_risk_at[:, -1, :], acceptance.accepted_at[:, -1, :])
         if acceptance.fixed_length
         else None,
     )
+
+
+def _conditional_intervals(acceptance: Acceptance, seed: int) -> list[Interval | None]:
+    """Of accepted / at risk at each position, cut to [0, 1]."""
+    intervals = ratio_intervals(
+        acceptance.accepted_at[:, -1, :].astype(np.float64),
+        acceptance.at_risk_at[:, -1, :].astype(np.float64),
+        level=LEVEL,
+        seed=seed,
+        scale="linear",
+    )
+    return [
+        replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0)) if interval else None
+        for interval in intervals
+    ]
 
 
 def _within_bounds(interval: Interval | None, totals: DepthTotals) -> Interval | None:
@@ -127,11 +151,6 @@ def run_document(run: Run, summaries: Sequence[ResultSummary]) -> dict[str, Any]
     }
 
 
-def dump_document(document: Mapping[str, Any]) -> str:
-    """One line of JSON; NaN never gets in."""
-    return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
 def load_run(path: Path) -> Run:
     """Read a run again. Raises SpecprobeError for a file that is not a run of a version this one knows."""
     try:
@@ -145,7 +164,7 @@ def load_run(path: Path) -> Run:
         raise SpecprobeError(f"{path}: schema is {schema!r}; this version reads {SCHEMA!r}")
     try:
         return _run_from_json(document)
-    except (KeyError, TypeError, ValueError, IndexError, StopIteration) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise SpecprobeError(f"{path}: damaged run ({type(error).__name__}: {error}); analyze again") from None
 
 
@@ -189,17 +208,24 @@ def _depth_json(totals: DepthTotals, interval: Interval | None) -> dict[str, Any
 
 
 def _curve_json(summary: ResultSummary) -> dict[str, Any]:
-    """The fitted models, or, where the drafter sets its own length, what it drafted and kept."""
+    """The fitted models, or, where the drafter sets its own length, what it drafted and kept; intervals with both."""
+    intervals = {
+        "conditional": [[interval.low, interval.high] if interval else None for interval in summary.conditional],
+        "level": LEVEL,
+    }
     if summary.curve is not None:
-        return {"fitted": True, **summary.curve.to_json(summary.acceptance.depth)}
+        return {"fitted": True, **summary.curve.to_json(summary.acceptance.depth), "interval": intervals}
     deepest = summary.totals[-1]
     rounds = max(deepest.rounds, 1)
     at_least = (deepest.rounds, *deepest.drafted_at, 0)
     return {
         "fitted": False,
         "reason": "the drafter chooses its own draft length, so depths are not nested and not fitted across",
+        "conditional": list(deepest.conditional),
+        # Of all rounds, those without a draft included: P(the draft reached position i and was accepted up to it).
         "survival": [accepted / rounds for accepted in deepest.accepted_at],
         "draft_length_shares": [(at_least[i] - at_least[i + 1]) / rounds for i in range(deepest.depth + 1)],
+        "interval": intervals,
     }
 
 

@@ -10,12 +10,14 @@ from specprobe.paths import runs_folder, write_private
 
 
 def keep_run(document: str, out: Path | None) -> Path:
-    """Write a run to the project's folder, and to `out` where given; the file's name is the time."""
+    """Write a run to the project's folder, and to `out` where given; the file's name is the time in UTC."""
+    now = time.time_ns()
+    # Nanoseconds keep the order of runs that end in the same second.
+    name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now // 10**9))}-{now % 10**9:09d}.json"
+    path = runs_folder() / name
+    write_private(path, document + "\n")
     if out is not None:
         write_private(out, document + "\n")
-    # Nanoseconds keep the order of runs that end in the same second.
-    path = runs_folder() / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 1_000_000_000:09d}.json"
-    write_private(path, document + "\n")
     return path
 
 

@@ -32,7 +32,7 @@ class ReadOptions:
 
     `format` forces one of FORMATS on every row, `prompt_field` names the column of the prompt. `first_turn` takes
     the first user turn of each row instead of one prompt for each logged answer. `dedupe` keeps the first of equal
-    prompts. `max_prompts` stops reading early. `answers_only` leaves out prompts without a logged answer.
+    prompts. `max_prompts` stops reading early.
     """
 
     format: str | None = None
@@ -40,7 +40,6 @@ class ReadOptions:
     first_turn: bool = False
     dedupe: bool = False
     max_prompts: int | None = None
-    answers_only: bool = False
 
     def __post_init__(self) -> None:
         if self.format is not None and self.format not in FORMATS:
@@ -290,10 +289,7 @@ def _scan_contents(path: str, contents: Contents, options: ReadOptions, tally: T
 
 
 def _chosen(offered: Requests, options: ReadOptions) -> list[Request]:
-    uses = offered.by_first_turn() if options.first_turn else offered.by_default()
-    if options.answers_only:
-        return [use for use in uses if use.answer or (isinstance(use.item, TokenRow) and use.item.output)]
-    return uses
+    return offered.by_first_turn() if options.first_turn else offered.by_default()
 
 
 def _parse(value: Any, options: ReadOptions) -> tuple[str, Parsed | Skip]:

@@ -7,7 +7,8 @@ tokens; with it, it costs T(C, 1 + drafted tokens) + the drafters' time and emit
 
 Tokens per round is a ratio of sums over requests, so it does not depend on C; only the cost does. At C = 1 the round
 time is averaged over the draft lengths that occurred; at C > 1 it is taken at their mean, since the lengths of
-many rounds average out within a step.
+many rounds average out within a step. It is the speed of decoding: prefill costs the same with and without, so a
+request with a long prompt and a short answer gains less.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specprobe.acceptance import Acceptance
-from specprobe.cost import CostTable
-from specprobe.interval import bootstrap_t_columns
+from specprobe.cost import CostSurface, CostTable
+from specprobe.interval import MIN_PROMPTS, bootstrap_t_columns
+from specprobe.run import ResponseLengths
 
 LEVEL = 0.9
 # Between depths that differ by less, the shallower one wins: it wastes less when the load or the traffic changes.
@@ -34,26 +36,39 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One drafter at one depth and concurrency.
+    """One drafter at one depth and concurrency. Times are in seconds.
 
-    `speedup` is the ratio of output tokens per second to those without speculation; `low`, `high` its interval over
-    prompts and repeated timings, None with too few prompts. `break_even_tokens_per_round` is the ratio of the
-    two round times: speculation pays above it. Times are in seconds.
+    `speedup` is the ratio of output tokens per second of decoding to those without speculation; `low`, `high` its
+    interval over prompts and repeated timings, None where there is none, and `enough_prompts` whether it rests on
+    MIN_PROMPTS prompts. `break_even_tokens_per_round` is the ratio of the two round times: speculation pays above
+    it. `p50_` and `p95_round_seconds` are the gaps between the chunks of a stream.
     """
 
     drafter: str
     config: Mapping[str, Any]
     depth: int
+    concurrency: int
     tokens_per_round: float
     coverage: float
     speedup: float
     low: float | None
     high: float | None
+    enough_prompts: bool
     round_seconds: float
+    p50_round_seconds: float
     p95_round_seconds: float
     break_even_tokens_per_round: float
-    token_seconds: float
     request_seconds: float
+
+    @property
+    def token_seconds(self) -> float:
+        """Time per output token of one request."""
+        return self.round_seconds / self.tokens_per_round
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        """Of all requests in flight together."""
+        return self.concurrency / self.token_seconds
 
     @property
     def break_even_acceptance_length(self) -> float | None:
@@ -63,74 +78,58 @@ class Option:
         return 1 + (self.break_even_tokens_per_round - 1) / self.coverage
 
 
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Token counts of the requests, [P] each: what contexts and latencies follow from."""
-
-    prompt_tokens: NDArray[np.int32]
-    output_tokens: NDArray[np.int32]
-
-    @property
-    def mean_context(self) -> float:
-        """Tokens in the KV cache, averaged over all output tokens."""
-        weights = np.maximum(self.output_tokens, 1).astype(np.float64)
-        return float(np.average(self.prompt_tokens + self.output_tokens / 2, weights=weights))
-
-
 def depth_options(
-    acceptance: Acceptance, lengths: Lengths, cost: CostTable, concurrency: int, seed: int
+    acceptance: Acceptance, lengths: ResponseLengths, cost: CostTable, concurrency: int, *, seed: int = 0
 ) -> list[Option]:
     """Every depth of one drafter."""
-    context = lengths.mean_context
-    speedup = Speedup(acceptance, cost, concurrency, context)
-    counts = _counts(acceptance)  # [P, K, 2 + K]
+    speedup = Speedup(acceptance, cost.at_context(lengths.mean_context), concurrency, drafter_seconds(acceptance, cost))
+    counts = summed_counts(acceptance)  # [P, K, 2 + K]
     sums = counts.sum(axis=0)
-    round_seconds = speedup.round_seconds(sums)
-    speedups = speedup(sums)
-    baseline = speedup.baseline_seconds
     intervals = bootstrap_t_columns(
         counts, speedup, level=LEVEL, seed=seed, extra_log_variance=speedup.cost_log_variance(sums)
     )
+    points, round_seconds = speedup(sums), speedup.round_seconds(sums)
+    mean_output = float(np.maximum(lengths.output_tokens - 1, 0).mean())
+    prefill_seconds = float(lengths.prompt_tokens.mean()) * cost.prefill_token_seconds
+    enough_prompts = int((acceptance.rounds[:, 0] > 0).sum()) >= MIN_PROMPTS
     options = []
     for row, interval in enumerate(intervals):
         emitted, rounds, *drafted_at = sums[row].tolist()
-        token_seconds = float(round_seconds[row]) * rounds / emitted
+        p50, p95 = speedup.round_quantiles(sums[row])
         options.append(
             Option(
                 drafter=acceptance.drafter,
                 config=acceptance.config,
                 depth=row + 1,
+                concurrency=concurrency,
                 tokens_per_round=emitted / rounds,
                 coverage=drafted_at[0] / rounds,
-                speedup=float(speedups[row]),
+                speedup=float(points[row]),
                 low=interval.low if interval else None,
                 high=interval.high if interval else None,
+                enough_prompts=enough_prompts,
                 round_seconds=float(round_seconds[row]),
-                p95_round_seconds=speedup.p95_seconds(sums[row]),
-                break_even_tokens_per_round=float(round_seconds[row]) / baseline,
-                token_seconds=token_seconds,
-                request_seconds=_request_seconds(lengths, cost, token_seconds),
+                p50_round_seconds=p50,
+                p95_round_seconds=p95,
+                break_even_tokens_per_round=float(round_seconds[row]) / speedup.baseline_seconds,
+                request_seconds=prefill_seconds + mean_output * float(round_seconds[row]) * rounds / emitted,
             )
         )
     return options
 
 
-def best_depth(acceptance: Acceptance, lengths: Lengths, cost: CostTable, concurrency: int) -> tuple[int, float]:
-    """The depth of one drafter at a concurrency, and its speed-up; depth 0 where none is faster."""
-    sums = _counts(acceptance).sum(axis=0)
-    speedups = Speedup(acceptance, cost, concurrency, lengths.mean_context)(sums)
-    top = float(speedups.max())
-    depth = 1 + int(np.argmax(speedups >= top * (1 - DEPTH_TOLERANCE)))
-    return (depth, top) if top > 1 else (0, top)
+def best_depth(speedup: Speedup, sums: Floats) -> tuple[int, float]:
+    """The depth with the largest speed-up, or a shallower one that is as good; and that speed-up. `sums` [K, 2 + K]."""
+    speedups = speedup(sums)
+    return 1 + int(np.argmax(speedups >= speedups.max() * (1 - DEPTH_TOLERANCE))), float(speedups.max())
 
 
-def _request_seconds(lengths: Lengths, cost: CostTable, token_seconds: float) -> float:
-    """Mean time of a request: its prefill, then its tokens one round after the other."""
-    prefill = float(lengths.prompt_tokens.mean()) * cost.prefill_token_seconds
-    return prefill + float(np.maximum(lengths.output_tokens - 1, 0).mean()) * token_seconds
+def drafter_seconds(acceptance: Acceptance, cost: CostTable) -> float:
+    """The drafter's own time per draft and sequence; 0 where the cost says nothing of it."""
+    return cost.drafter_seconds.get(acceptance.drafter, 0.0)
 
 
-def _counts(acceptance: Acceptance) -> Floats:
+def summed_counts(acceptance: Acceptance) -> Floats:
     """[P, K, 2 + K]: emitted tokens, rounds, and rounds that drafted at least 1..K tokens, for each depth."""
     emitted = np.broadcast_to(acceptance.emitted_tokens[:, None], acceptance.rounds.shape)
     return np.concatenate(
@@ -139,48 +138,55 @@ def _counts(acceptance: Acceptance) -> Floats:
 
 
 class Speedup:
-    """Speed-up as a function of summed counts [..., 2 + K] (see `_counts`), for one cost, batch and context."""
+    """Speed-up as a function of summed counts [..., 2 + K] (see `summed_counts`), at one concurrency and context."""
 
-    def __init__(self, acceptance: Acceptance, cost: CostTable, concurrency: int, context: float) -> None:
-        self.cost, self.concurrency, self.context = cost, concurrency, context
-        self.drafting_seconds = concurrency * cost.drafter_seconds.get(acceptance.drafter, 0.0)
-        queries = np.arange(1.0, acceptance.depth + 2.0)
-        self.seconds_by_query = cost.round_seconds(concurrency, queries, context)  # [K + 1]
-        self.baseline_seconds = float(self.seconds_by_query[0])
+    def __init__(
+        self, acceptance: Acceptance, surface: CostSurface, concurrency: int, drafter_seconds: float = 0.0
+    ) -> None:
+        self.concurrency = concurrency
+        self.drafting_seconds = concurrency * drafter_seconds
+        self.queries = np.arange(1.0, acceptance.depth + 2.0)
+        seconds, errors = surface.at_batch(concurrency)
+        self.seconds = np.interp(self.queries, surface.query_tokens, seconds)  # [K + 1], of 0..K drafted tokens
+        self.errors = np.interp(self.queries, surface.query_tokens, errors)
+        self.baseline_seconds = float(self.seconds[0])
 
     def __call__(self, sums: Floats) -> Floats:
+        """Tokens per round times the ratio of round times."""
         return sums[..., 0] / sums[..., 1] * self.baseline_seconds / self.round_seconds(sums)
 
     def round_seconds(self, sums: Floats) -> Floats:
         """The mean time of a speculative round."""
-        rounds, drafted_at = sums[..., 1], sums[..., 2:]
         if self.concurrency == 1:
-            return self._shares(sums) @ self.seconds_by_query + self.drafting_seconds
-        mean_query = 1 + drafted_at.sum(axis=-1) / rounds
-        return np.interp(mean_query, np.arange(1, self.seconds_by_query.size + 1), self.seconds_by_query) + (
-            self.drafting_seconds
-        )
+            return self._shares(sums) @ self.seconds + self.drafting_seconds
+        return np.interp(self._mean_query(sums), self.queries, self.seconds) + self.drafting_seconds
 
     def cost_log_variance(self, sums: Floats) -> Floats:
         """The variance of log(speed-up) that repeated timings show: of both round times, taken as independent."""
-        mean_query = 1 + sums[..., 2:].sum(axis=-1) / sums[..., 1]
-        baseline = self.cost.round_spread(self.concurrency, 1.0, self.context) / self.baseline_seconds
-        speculative = self.cost.round_spread(self.concurrency, mean_query, self.context) / self.round_seconds(sums)
-        return baseline**2 + speculative**2
+        speculative = np.interp(self._mean_query(sums), self.queries, self.errors) / self.round_seconds(sums)
+        return speculative**2 + (self.errors[0] / self.baseline_seconds) ** 2
 
-    def p95_seconds(self, sums: Floats) -> float:
-        """The round time that 95 % of steps stay below, from the spread of draft lengths over the batch."""
+    def round_quantiles(self, sums: Floats) -> tuple[float, float]:
+        """The round times that 50 % and 95 % of steps stay below, from the draft lengths of the batch; `sums` [2 + K].
+
+        At concurrency 1 these are the lengths that occurred; above, the mean over a batch is taken as normal.
+        """
         shares = self._shares(sums)
-        lengths = np.arange(shares.size)
         if self.concurrency == 1:
-            order = np.argsort(self.seconds_by_query)
-            reached = int(np.searchsorted(np.cumsum(shares[order]), 0.95 - 1e-12))
-            return float(self.seconds_by_query[order][min(reached, shares.size - 1)]) + self.drafting_seconds
-        mean = float(shares @ lengths)
-        deviation = math.sqrt(max(float(shares @ lengths**2) - mean**2, 0.0) / self.concurrency)
-        query = 1 + min(mean + P95_NORMAL_DEVIATE * deviation, shares.size - 1)
-        queries = np.arange(1, self.seconds_by_query.size + 1)
-        return float(np.interp(query, queries, self.seconds_by_query)) + self.drafting_seconds
+            order = np.argsort(self.seconds)
+            reached = np.searchsorted(np.cumsum(shares[order]), (0.5 - 1e-12, 0.95 - 1e-12))
+            p50, p95 = self.seconds[order][np.minimum(reached, shares.size - 1)]
+        else:
+            drafted = np.arange(shares.size)
+            mean = float(shares @ drafted)
+            deviation = math.sqrt(max(float(shares @ drafted**2) - mean**2, 0.0) / self.concurrency)
+            p50, p95 = np.interp((1 + mean, 1 + mean + P95_NORMAL_DEVIATE * deviation), self.queries, self.seconds)
+        return float(p50) + self.drafting_seconds, float(p95) + self.drafting_seconds
+
+    @staticmethod
+    def _mean_query(sums: Floats) -> Floats:
+        """[...] mean query tokens per sequence: 1 + drafted."""
+        return 1 + sums[..., 2:].sum(axis=-1) / sums[..., 1]
 
     @staticmethod
     def _shares(sums: Floats) -> Floats:

@@ -103,15 +103,6 @@ class Target:
                 scores |= zip(batch, self._score_batch([trajectories[i] for i in batch], temperature), strict=True)
         return [scores[i] for i in range(len(trajectories))]
 
-    def log_probs(
-        self, prompt_ids: Sequence[int], output_ids: Sequence[int], *, temperature: float
-    ) -> NDArray[np.float32]:
-        """log p [N] of each token of one response (see Score)."""
-        from specprobe.trajectory import token_ids
-
-        trajectory = Trajectory("", token_ids(prompt_ids), token_ids(output_ids), "logged", temperature, token_ids())
-        return self.score([trajectory], temperature=temperature)[0].log_probs
-
     def _score_batches(self, trajectories: Sequence[Trajectory]) -> Iterator[list[int]]:
         """Indices by similar length, in batches whose logits fit."""
         by_length = sorted(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specprobe.defaults import BATCH_SIZE, MAX_NEW_TOKENS
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.prompt import Prompt
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from specprobe.store import TrajectoryStore
     from specprobe.target import Target
 
-DEFAULT_MAX_NEW_TOKENS = 256
 _NOTHING = token_ids()
 
 
@@ -50,9 +50,9 @@ def generated_trajectories(
     *,
     temperature: float,
     seed: int = 0,
-    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+    max_new_tokens: int = MAX_NEW_TOKENS,
     max_model_len: int | None = None,
-    batch_size: int | None = None,
+    batch_size: int = BATCH_SIZE,
     store: TrajectoryStore | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TrajectorySet:
@@ -60,9 +60,9 @@ def generated_trajectories(
 
     A prompt that occurs several times gives one response at temperature 0, and above one sample for each time.
     """
-    from specprobe.generate import BATCH_SIZE, Sampling, generate, output_limit
+    from specprobe.generate import Sampling, generate, output_limit
 
-    sampling = Sampling(temperature, seed, max_new_tokens, max_model_len, batch_size or BATCH_SIZE)
+    sampling = Sampling(temperature, seed, max_new_tokens, max_model_len, batch_size)
     sieve = _Sieve(target.tokenizer)
     used = [
         (prompt, ids)

@@ -174,14 +174,13 @@ def read_workload(
     first_turn: bool = False,
     dedupe: bool = False,
     max_prompts: int | None = None,
-    answers_only: bool = False,
 ) -> Workload:
     """Read every prompt of the sources; the keywords are those of `ReadOptions`.
 
     Raises `SpecprobeError` where nothing is usable or a file that the user named cannot be read; a file of a
     folder that turns out not to be a log is left out with a notice.
     """
-    options = ReadOptions(format, prompt_field, first_turn, dedupe, max_prompts, answers_only)
+    options = ReadOptions(format, prompt_field, first_turn, dedupe, max_prompts)
     found = find_sources(sources)
     reading = _Reading(options)
     files: list[FileSummary] = []

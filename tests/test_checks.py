@@ -32,6 +32,12 @@ def test_a_loop_at_the_end_is_one_and_a_loop_in_the_middle_is_none(period):
     assert not is_degenerate_loop(token_ids([*loop, *TEXT]))
 
 
+@pytest.mark.parametrize("period", [1, 5, 7, 16])
+def test_a_loop_needs_48_tokens_before_the_last_one(period):
+    loop = np.resize(TEXT[:period], 60)
+    assert [is_degenerate_loop(token_ids(loop[:size])) for size in (47, 48, 49, 50)] == [False, False, True, True]
+
+
 def test_ordinary_and_short_texts_are_no_loops():
     assert not is_degenerate_loop(token_ids(TEXT))
     assert not is_degenerate_loop(token_ids([5] * 20))

@@ -18,16 +18,20 @@ def table(seconds=lambda batch, query, context: batch * query + context / 100) -
     )
 
 
+def seconds(cost: CostTable, batch: float, query: float, context: float) -> float:
+    surface = cost.at_context(context)
+    return float(np.interp(query, surface.query_tokens, surface.at_batch(batch)[0]))
+
+
 def test_measured_points_come_back_exactly():
     for point in table().points:
-        assert table().round_seconds(point.batch, point.query_tokens, point.context) == pytest.approx(point.seconds)
+        assert seconds(table(), point.batch, point.query_tokens, point.context) == pytest.approx(point.seconds)
 
 
 def test_between_points_it_is_linear_and_beyond_them_constant():
     cost = table()
-    assert cost.round_seconds(2, 3, 200) == pytest.approx(2 * 3 + 2)
-    assert cost.round_seconds(9, 99, 9999) == pytest.approx(4 * 5 + 4)
-    assert cost.round_seconds(1, np.array([1.0, 1.5]), 100) == pytest.approx([2.0, 2.5])
+    assert seconds(cost, 2, 3, 200) == pytest.approx(2 * 3 + 2)
+    assert seconds(cost, 9, 99, 9999) == pytest.approx(4 * 5 + 4)
     assert cost.reaches(4, 5)
     assert not cost.reaches(5, 1)
     assert not cost.reaches(1, 6)
@@ -35,15 +39,22 @@ def test_between_points_it_is_linear_and_beyond_them_constant():
 
 def test_a_step_between_kernels_is_kept_not_smoothed():
     faster_at_5 = table(lambda _b, query, _c: {1: 1.0, 2: 3.0, 5: 2.0}[query])
-    assert faster_at_5.round_seconds(1, np.array([1.0, 2.0, 5.0]), 100) == pytest.approx([1, 3, 2])
+    assert faster_at_5.at_context(100).at_batch(1)[0] == pytest.approx([1, 3, 2])
 
 
 def test_the_error_of_a_median_falls_with_repeats():
-    def spread(repeats: int) -> float:
+    def error(repeats: int) -> float:
         cost = CostTable("file", (CostPoint(1, 1, 0, 1.0, spread_seconds=0.1, repeats=repeats),))
-        return float(cost.round_spread(1, 1.0, 0))
+        return float(cost.at_context(0).at_batch(1)[1][0])
 
-    assert spread(4) == pytest.approx(2 * spread(16))
+    assert error(4) == pytest.approx(2 * error(16))
+
+
+def test_the_quality_of_timings_is_told():
+    points = tuple(CostPoint(1, q, 0, 1.0, spread_seconds=0.1 * q, repeats=5, outliers=q - 1) for q in (1, 2, 3))
+    quality = CostTable("measured", points).quality()
+    assert quality["relative_spread"] == pytest.approx(0.2)
+    assert (quality["timings"], quality["outliers"]) == (15, 3)
 
 
 def test_a_cost_file_comes_back(tmp_path):
@@ -68,6 +79,7 @@ def test_a_cost_file_comes_back(tmp_path):
             "every",
         ),
         ({"points": [{"batch": 1, "query_tokens": 1, "context": 0, "seconds": 1}] * 2}, "twice"),
+        ({"points": [{"batch": 1.9, "query_tokens": 1, "context": 0, "seconds": 1}]}, "whole"),
         ({"drafter_seconds": {"ngram": -1}}, "drafter_seconds"),
         ({"drafter_seconds": [1]}, "drafter_seconds"),
     ],

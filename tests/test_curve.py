@@ -327,8 +327,8 @@ def test_a_noisy_published_table_is_fitted_with_a_warning():
     fit = fit_lengths(dict(enumerate(lengths, 1)), rounding=0.004)
     assert fit.best == "decay"
     assert named(fit, "free").conditional(4) == pytest.approx([0.79, 0.61, 0.46, 0.23], abs=0.02)
-    assert any("depth 7" in warning for warning in fit.warnings)
-    assert any("no model reproduces" in warning for warning in fit.warnings)
+    assert [notice.code for notice in fit.notices] == ["accepted_falls_with_depth", "rates_not_reproduced"]
+    assert "depth 7" in fit.notices[0].message
 
 
 def test_geometric_fit_extrapolates_a_bending_curve_too_high():
@@ -343,7 +343,7 @@ def test_least_squares_recovers_the_model_from_its_rates(name):
     fit = fit_rates(rates_of(TRUTHS[name], (1, 3, 6)), rounding=1e-7)
     assert fit.best == name
     assert dict(fit.best_curve.params) == pytest.approx(PARAMS[name], abs=1e-6)
-    assert fit.warnings == ()
+    assert fit.notices == ()
 
 
 def test_free_needs_every_depth():

@@ -7,7 +7,7 @@ from reference import make_trajectory
 
 from specprobe.drafters import DRAFTERS, Limits, parse_drafter
 from specprobe.errors import SpecprobeError
-from specprobe.profiles import resolve_profile
+from specprobe.profiles import predates_profiles, resolve_profile
 
 # History 1 2 3 9 1 2 4 8 1 2 | then the first draft follows the newest "1 2".
 PROMPT, SEEN = [1, 2, 3, 9, 1, 2, 4, 8, 1], [2]
@@ -26,7 +26,7 @@ def drafted_and_accepted(engine: str, spec: str, output: list[int], depth: int =
     [("vllm@0.30", [3, 9, 1]), ("vllm-v1@0.33", [3, 9, 1]), ("vllm@0.33", [4, 8, 1]), ("hf", [3])],
 )
 def test_which_occurrence_is_copied(engine, copied):
-    spec = "ngram:min=1,max=2" if engine == "hf" else "ngram:min=2,max=2"
+    spec = "ngram:max=2" if engine == "hf" else "ngram:min=2,max=2"
     drafted, accepted = drafted_and_accepted(engine, spec, SEEN + copied + [7, 7, 7])
     assert accepted == len(copied)
     # transformers cuts the copy before an end token (9 here).
@@ -109,6 +109,20 @@ def test_an_unknown_engine_is_refused(engine):
         return
     with pytest.raises(SpecprobeError, match="--engine"):
         resolve_profile(engine)
+
+
+def test_transformers_always_goes_down_to_one():
+    hf = resolve_profile("hf")
+    assert parse_drafter("ngram:max=4", hf).config["min"] == 1
+    assert parse_drafter("ngram:min=1,max=4", hf).config["max"] == 4
+    with pytest.raises(SpecprobeError, match="down to 1"):
+        parse_drafter("ngram:min=2", hf)
+
+
+def test_a_version_older_than_all_known_is_said():
+    assert predates_profiles("vllm@0.6.6")
+    assert not predates_profiles("vllm@0.13")
+    assert not predates_profiles("vllm")
 
 
 def test_every_drafter_says_what_decides_its_drafts():

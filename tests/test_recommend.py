@@ -9,8 +9,9 @@ from specprobe.acceptance import Acceptance
 from specprobe.cost import CostPoint, CostTable
 from specprobe.drafters.suffix import SuffixDrafter
 from specprobe.errors import SpecprobeError
+from specprobe.notices import Notice
 from specprobe.recommend import decide, recommend
-from specprobe.speedup import Lengths
+from specprobe.run import ResponseLengths, Run
 
 NUM_PROMPTS, DEPTH = 40, 3
 
@@ -37,7 +38,13 @@ def acceptance(accepted_share: float, *, coverage: float = 1.0, drafter: str = "
     )  # fmt: skip
 
 
-LENGTHS = Lengths(np.full(NUM_PROMPTS, 100, dtype=np.int32), np.full(NUM_PROMPTS, 121, dtype=np.int32))
+LENGTHS = ResponseLengths(
+    0.0,
+    "logged",
+    tuple(range(NUM_PROMPTS)),
+    np.full(NUM_PROMPTS, 100, dtype=np.int32),
+    np.full(NUM_PROMPTS, 121, dtype=np.int32),
+)
 
 
 def cost(seconds, batches=(1, 8, 64)) -> CostTable:
@@ -55,8 +62,9 @@ def compute_bound(batch, query):
     return 0.001 * batch * query
 
 
-def advise(results, table, *concurrencies):
-    return recommend(results, LENGTHS, table, concurrencies=concurrencies, engine_profile="vllm@0.33")
+def advise(results, table, *concurrencies, profile="vllm@0.33", notices=()):
+    run = Run({}, None, profile, {}, (LENGTHS,), tuple(results), tuple(notices))
+    return recommend(run, 0.0, table, concurrencies)
 
 
 def test_where_a_round_costs_the_same_the_gain_is_the_tokens_per_round():
@@ -94,6 +102,37 @@ def test_the_verdict_turns_with_concurrency_and_the_schedule_follows():
     assert settings["num_speculative_tokens_per_batch_size"] == [list(row) for row in advice.schedule]
 
 
+def test_the_crossover_is_where_gains_end_for_good():
+    def slow_at_8(batch, query):
+        return 0.010 * (query if batch == 8 else 1)
+
+    advice = advise([acceptance(0.3)], cost(slow_at_8), 8, 64)
+    assert [verdict.verdict for verdict in advice.by_concurrency] == ["dont", "speculate"]
+    assert advice.crossover_concurrency is None
+    assert advise([acceptance(0.0)], cost(memory_bound), 1).crossover_concurrency == 1
+
+
+def test_a_schedule_goes_only_to_a_version_that_takes_one():
+    def turning(batch, query):
+        return max(0.010, 0.0004 * batch * query)
+
+    for profile, takes in (("vllm@0.13", False), ("vllm@0.30", True), ("vllm-v1@0.33", True)):
+        settings = advise([acceptance(0.5)], cost(turning), 1, profile=profile).export["vllm"]
+        assert ("num_speculative_tokens_per_batch_size" in settings) == takes
+
+
+def test_the_warnings_of_the_run_reach_the_verdict():
+    notice = Notice("degenerate_loops", "stuck")
+    assert notice in advise([acceptance(0.5)], cost(memory_bound), 1, notices=[notice]).notices
+
+
+def test_too_few_prompts_never_say_speculate():
+    verdict = advise([acceptance(0.9, num_prompts=15)], cost(memory_bound), 1).by_concurrency[0]
+    assert verdict.best.speedup > 2
+    assert verdict.verdict == "close"
+    assert advise([acceptance(0.9, num_prompts=16)], cost(memory_bound), 1).by_concurrency[0].verdict == "speculate"
+
+
 def test_nothing_is_exported_when_nothing_should_be_switched_on():
     assert advise([acceptance(0.3)], cost(compute_bound), 8).export == {}
 
@@ -114,6 +153,8 @@ def test_rounds_without_a_draft_cost_an_ordinary_round_at_concurrency_one():
     option = next(option for option in verdict.options if option.depth == 1)
     share = result.totals(1).coverage
     assert option.round_seconds == pytest.approx(0.010 + share * 0.010)
+    # Three quarters of the rounds have no draft.
+    assert option.p50_round_seconds == pytest.approx(0.010)
     assert option.p95_round_seconds == pytest.approx(0.020)
 
 

@@ -85,6 +85,45 @@ def test_suffix_counters_equal_a_real_loop(texts, depth, limit, tails, tree_dept
             assert_counts(acceptance, p, k, counters)
 
 
+def speculative_sampling(model, rule, prompt, num_output, depth, rng) -> tuple[list[int], Counters]:
+    """Rejection sampling as engines do it for one-hot drafts: accept d with p(d), else draw from p without d."""
+    sequence, counters = list(prompt), Counters(accepted_at=[0] * depth)
+
+    def draw(p):
+        return int(rng.choice(len(p), p=p / p.sum()))
+
+    sequence.append(draw(model[sequence[-1]]))
+    while len(sequence) - len(prompt) < num_output:
+        draft = ngram_propose(rule)(sequence, depth)
+        counters.rounds += 1
+        counters.drafted_rounds += bool(draft)
+        counters.drafted_tokens += len(draft)
+        for position, token in enumerate([*draft, None]):
+            p = model[sequence[-1]].copy()
+            if token is None or rng.random() >= p[token]:
+                if token is not None:
+                    p[token] = 0
+                sequence.append(draw(p))
+                break
+            sequence.append(token)
+            counters.accepted_at[position] += 1
+    return sequence[len(prompt) :], counters
+
+
+@pytest.mark.parametrize("name", ["vllm v1", "vllm v2"])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_sampled_text_gives_the_counters_of_the_very_run_that_wrote_it(name, depth):
+    """At any temperature: given the text, acceptance of a one-hot draft is whether it equals the text."""
+    rng = np.random.default_rng(11)
+    model = rng.dirichlet(np.full(6, 0.4), size=6)
+    for i in range(60):
+        prompt = rng.integers(0, 6, 12).tolist()
+        written, counters = speculative_sampling(model, RULES[name], prompt, 40, depth, rng)
+        # The engine cuts at 40 tokens; what its last round wrote beyond is the tail.
+        work = make_trajectory(prompt, written[:40], written[40:], name=i, temperature=1.0)
+        assert_counts(replay(NgramDrafter(RULES[name]), [work], depth), 0, depth, counters)
+
+
 class Scripted:
     """Drafts the truth, or its opposite, over the whole depth."""
 
@@ -116,6 +155,16 @@ def test_a_perfect_drafter_accepts_everything_and_a_wrong_one_nothing(length, de
     assert not wrong.accepted_at.any()
 
 
+def ends_filled(drafter, works, work, depth) -> bool:
+    """Whether the last round accepted a draft for the last token, by walking the drafter's own proposals."""
+    proposals = list(drafter.proposals(works, depth, Limits()))[-1]
+    start, accepted = 1, 0
+    while start < work.output_ids.size:
+        accepted = proposals.accepted[depth - 1, start]
+        start += accepted + 1
+    return work.output_ids.size > 1 and start > work.output_ids.size
+
+
 @pytest.mark.parametrize("drafter", [*(NgramDrafter(rule) for rule in RULES.values()), SuffixDrafter()], ids=str)
 @given(texts=WORKLOADS, depth=st.integers(1, 6))
 @settings(max_examples=40, deadline=None)
@@ -128,9 +177,11 @@ def test_laws_of_the_counts(drafter, texts, depth):
     assert (accepted <= at_risk).all()
     assert (at_risk <= drafted).all()
     assert (at_risk[:, :, 1:] <= accepted[:, :, :-1]).all()
-    # Only the last round can be filled by drafts, without a bonus token.
+    # Every round emits a token more than it accepts, except a last one that drafts have filled.
     filled = acceptance.rounds + acceptance.accepted_tokens - acceptance.emitted_tokens[:, None]
-    assert np.isin(filled, (0, 1)).all()
+    for p, work in enumerate(works):
+        for k in range(1, depth + 1):
+            assert filled[p, k - 1] == ends_filled(drafter, works[: p + 1], work, k)
     # Other prompts in the workload change nothing for a drafter without shared state.
     if isinstance(drafter, NgramDrafter):
         alone = replay(drafter, works[-1:], depth)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import numpy as np
@@ -10,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import make_trajectory
 
+from specprobe.documents import dump_document
 from specprobe.drafters import parse_drafter
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.profiles import resolve_profile
 from specprobe.replay import replay
-from specprobe.run import ResponseLengths, Run, dump_document, load_run, run_document, summarize
+from specprobe.run import ResponseLengths, Run, load_run, run_document, summarize
 
 
 def make_run(works, depth: int = 4) -> Run:
@@ -97,13 +99,17 @@ def test_padded_ngram_is_fitted_and_suffix_is_not():
 
 
 def test_rates_are_those_of_vllm():
-    # One response, two rounds: the first drafts "3 1" and keeps both, the second drafts nothing that holds.
-    works = [make_trajectory([7, 1, 2, 3, 1, 2], [2, 3, 1, 2, 5], name="a")]
+    # Earliest match of up to 2 tokens. The prefill emits 2. Round 1 finds "1 2 -> 3 1": both accepted, 2 is the bonus.
+    # Round 2 finds "1 2 -> 3 1" again, wants 5: nothing accepted. The text ends.
+    works = [make_trajectory([7, 1, 2, 3, 1], [2, 3, 1, 2, 5], name="a")]
     totals = replay(parse_drafter("ngram:min=1,max=2", resolve_profile("vllm@0.30")), works, 2).totals(2)
-    assert totals.acceptance_rate == totals.accepted_tokens / totals.drafted_tokens
-    assert totals.mean_acceptance_length == 1 + totals.accepted_tokens / totals.drafted_rounds
-    assert totals.tokens_per_round == totals.emitted_tokens / totals.rounds
-    assert totals.survival[0] == totals.accepted_at[0] / totals.drafted_rounds
+    assert (totals.rounds, totals.drafted_rounds, totals.drafted_tokens, totals.accepted_tokens) == (2, 2, 4, 2)
+    assert totals.acceptance_rate == 0.5
+    assert totals.mean_acceptance_length == 2.0
+    assert totals.tokens_per_round == 2.0
+    assert totals.survival == (0.5, 0.5)
+    assert totals.conditional == (0.5, 1.0)
+    assert totals.coverage == 1.0
 
 
 def test_nothing_drafted_has_no_rates_instead_of_wrong_ones():
@@ -129,6 +135,27 @@ def test_what_is_not_a_run_is_refused(tmp_path, content, said):
     with pytest.raises(SpecprobeError, match=said) as refused:
         load_run(path)
     assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", [], {}, [3], {"a": 1}, 2**40])
+@pytest.mark.parametrize("key", ["responses", "results", "warnings", "workload"])
+def test_a_damaged_run_is_refused_whatever_is_damaged(tmp_path, key, value):
+    document = json.loads(dump_document(document_of(make_run(WORKS))))
+    document[key] = value
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(document))
+    # Whatever is wrong with it, no other error comes out.
+    with contextlib.suppress(SpecprobeError):
+        load_run(path)
+
+
+def test_counts_beyond_32_bits_are_refused(tmp_path):
+    document = json.loads(dump_document(document_of(make_run(WORKS))))
+    document["results"][0]["per_prompt"][0]["rounds"] = 2**40
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(SpecprobeError, match="damaged"):
+        load_run(path)
 
 
 def test_a_cut_run_is_refused(tmp_path):

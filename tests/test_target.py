@@ -53,12 +53,6 @@ def test_score_agrees_with_what_generation_kept(target, temperature):
             assert score.is_argmax.all()
 
 
-def test_log_probs_of_one_response(target):
-    trajectory = written(target, 1.0)[2]
-    found = target.log_probs(trajectory.prompt_ids.tolist(), trajectory.output_ids.tolist(), temperature=1.0)
-    np.testing.assert_allclose(found, trajectory.log_probs, atol=2e-4)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

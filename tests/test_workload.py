@@ -61,10 +61,6 @@ def test_dedupe_keeps_the_first_and_counts_the_rest(log: Path) -> None:
     assert workload.files[0].prompts == 5
 
 
-def test_answers_only(log: Path) -> None:
-    assert all(prompt.has_answer for prompt in read_workload([str(log)], answers_only=True).prompts)
-
-
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 def test_max_prompts(limit: int, log: Path) -> None:
     workload = read_workload([str(log), str(log.parent)], max_prompts=limit)

@@ -58,13 +58,16 @@ def byte_tokenizer(template: str | None = CHATML, *, adds_bos: bool = False, **t
     return Tokenizer(byte_backend(template, adds_bos=adds_bos), name="toy", template_kwargs=template_kwargs)
 
 
-def write_checkpoint(folder: Path, template: str | None = CHATML, *, seed: int = 0) -> Path:
-    """A random Llama of some ten thousand weights, with grouped keys and values, and its tokenizer."""
+def write_checkpoint(
+    folder: Path, template: str | None = CHATML, *, seed: int = 0, kind: str = "llama", **config_fields: Any
+) -> Path:
+    """A random model, some ten thousand weights with grouped keys and values, and a tokenizer."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = AutoConfig.for_model(
+        kind,
         vocab_size=260,
         hidden_size=32,
         intermediate_size=64,
@@ -76,20 +79,21 @@ def write_checkpoint(folder: Path, template: str | None = CHATML, *, seed: int =
         eos_token_id=0,
         pad_token_id=0,
         initializer_range=0.4,
+        **config_fields,
     )
-    model = LlamaForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config)
     model.generation_config.eos_token_id = list(GENERATION_EOS)
     model.save_pretrained(folder)
     byte_backend(template).save_pretrained(folder)
     return folder
 
 
-def toy_target(folder: Path) -> Target:
+def toy_target(folder: Path, **fields: Any) -> Target:
     import torch
 
     # On so small a model a second thread only waits, and where the machine is busy it waits long.
     torch.set_num_threads(1)
-    return load_target(str(write_checkpoint(folder)), device="cpu")
+    return load_target(str(write_checkpoint(folder, **fields)), device="cpu")
 
 
 def go_offline(monkeypatch: Any) -> None:

@@ -73,20 +73,29 @@ class NgramDrafter:
 
 
 def make_ngram(options: Mapping[str, str], profile: Profile) -> NgramDrafter:
-    """`ngram[:min=N,max=N]`; where one is missing it equals the other, as in vLLM. llama.cpp adds `copy=M`."""
+    """`ngram[:min=N,max=N]`; where one is missing it equals the other, as in vLLM.
+
+    llama.cpp adds `copy=M`; transformers always goes down to 1.
+    """
     rule = profile.ngram
-    has_copy_limit = rule.copy_limit is not None
-    refuse_unknown_options(options, ("min", "max", "copy") if has_copy_limit else ("min", "max"), "ngram")
+    known = ("min", "max") if rule.copy_limit is None else ("min", "max", "copy")
+    refuse_unknown_options(options, known, f"ngram of {profile.name}")
     max_n = read_option(options, "max", 0, int, 1, "ngram")
     min_n = read_option(options, "min", 0, int, 1, "ngram")
-    if max_n or min_n:
-        rule = replace(rule, min_n=min_n or max_n, max_n=max_n or min_n)
+    if profile.has_ngram_min:
+        rule = replace(rule, min_n=min_n or max_n or rule.min_n, max_n=max_n or min_n or rule.max_n)
+    elif min_n in (0, rule.min_n):
+        rule = replace(rule, max_n=max_n or rule.max_n)
+    else:
+        raise SpecprobeError(
+            f"--drafter: ngram: {profile.name} always looks up lengths down to {rule.min_n}; leave min out"
+        )
     if rule.min_n > rule.max_n:
         raise SpecprobeError(f"--drafter: ngram: min={rule.min_n} is above max={rule.max_n}")
-    if has_copy_limit:
+    if rule.copy_limit is not None:
         if rule.min_n != rule.max_n:
             raise SpecprobeError(f"--drafter: ngram: {profile.name} looks up one length; give min equal to max")
-        copy_limit = read_option(options, "copy", rule.copy_limit or 0, int, 1, "ngram")
+        copy_limit = read_option(options, "copy", rule.copy_limit, int, 1, "ngram")
         size = rule.max_n
         rule = replace(rule, copy_limit=copy_limit, min_copied=size, min_history=size + copy_limit + 3)
     return NgramDrafter(rule)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -183,9 +183,3 @@ def _end_of_opening(turns: list[Turn], first: int) -> int:
     while end < len(turns) and turns[end].role == "user" and not turns[end].problem:
         end += 1
     return end
-
-
-def context_turns(request: Request) -> Iterator[Turn]:
-    """The turns that a chat request sends."""
-    if isinstance(request.item, Conversation):
-        yield from request.item.turns[: request.end]

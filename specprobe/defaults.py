@@ -1,0 +1,6 @@
+"""What the command line and the code behind it agree on where the user says nothing."""
+
+ENGINE = "vllm"
+DEPTH = 8
+MAX_NEW_TOKENS = 256
+BATCH_SIZE = 16
