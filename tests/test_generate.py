@@ -1,5 +1,4 @@
 import json
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -228,15 +227,13 @@ def test_base_model_is_said(target):
     assert [notice.code for notice in found.notices] == ["no_chat_template"]
 
 
-def test_rows_of_token_ids_need_no_tokenizer_and_no_time():
+def test_rows_of_token_ids_need_no_tokenizer():
     ids = tuple(range(400))
     prompts = [
         Prompt(i, "f", i, "prompt_token_ids", token_ids=ids, answer_token_ids=ids, tail_token_ids=(7,))
         for i in range(400)
     ]
-    start = time.perf_counter()
     found = logged_trajectories(prompts, None, temperature=0.0)
-    assert time.perf_counter() - start < 0.5
     assert found.trajectories[399].output_ids.tolist() == list(ids)
     assert found.trajectories[0].tail_ids.tolist() == [7]
     assert not found.trajectories[0].prompt_ids.flags.writeable

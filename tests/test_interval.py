@@ -1,6 +1,5 @@
 """Coverage of the intervals (law 6), and the properties of the one mechanism behind them."""
 
-import time
 
 import numpy as np
 import pytest
@@ -225,13 +224,6 @@ def test_merged_prompts_give_the_same_interval_within_the_resampling_error():
         np.sqrt(((emitted - interval.point * rounds) ** 2).sum()) / emitted.sum(), rel=0.1
     )
     assert np.log(interval.high / interval.low) == pytest.approx(2 * 1.645 * interval.standard_error, rel=0.1)
-
-
-def test_ten_thousand_prompts_at_eight_depths_are_fast():
-    emitted, rounds = prompts_with_spread(10_000, 8)
-    start = time.perf_counter()
-    ratio_intervals(emitted, rounds)
-    assert time.perf_counter() - start < 3.0
 
 
 def test_no_warnings(recwarn):
