@@ -83,7 +83,6 @@ def _measured(
     run: Run, options: CostOptions, concurrencies: list[int], lengths: ResponseLengths, stages: Stages
 ) -> CostTable:
     """Time the run's target here, or go on from timings that were kept."""
-    from specprobe.embedded import HUB_NAME
     from specprobe.measure import check_memory, plan_grid
     from specprobe.target import load_target
 
@@ -96,7 +95,7 @@ def _measured(
     stages.say(f"loading {name} to time its rounds on this device")
     # An option counts; what the run recorded holds for the run's own target only.
     dtype = options.dtype or (None if options.target else recorded.get("dtype"))
-    target = load_target(None if name == HUB_NAME else name, device=options.device, dtype=dtype)
+    target = load_target(name, device=options.device, dtype=dtype)
     depth = max(acceptance.depth for acceptance in run.results)
     grid = plan_grid(concurrencies, depth, lengths.mean_context, target.record.max_position_embeddings)
     check_memory(target, grid)

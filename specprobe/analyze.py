@@ -14,7 +14,7 @@ from specprobe.checks import check_acceptance, check_responses
 from specprobe.drafters import Drafter, Limits, parse_drafter
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
-from specprobe.profiles import Profile, predates_profiles, resolve_profile
+from specprobe.profiles import Profile, outside_known_versions, resolve_profile
 from specprobe.progress import Advance, Stages
 from specprobe.prompt import Prompt
 from specprobe.replay import replay
@@ -42,7 +42,8 @@ Responses = Literal["auto", "generate", "logged"]
 class AnalyzeOptions:
     """Everything that decides what `analyze` does; refused where it makes no sense, before any work is done.
 
-    `target`: a Hub id or folder, None for the embedded one. `tokenizer`: for logged text, None for the target's.
+    `target`: a Hub id or folder, None for the embedded one. `temperatures`: None for 0 where responses are
+    generated, and for what the log says where they are logged. `tokenizer`: for logged text, None for the target's.
     """
 
     prompts: tuple[str, ...]
@@ -50,7 +51,7 @@ class AnalyzeOptions:
     tokenizer: str | None = None
     drafters: tuple[str, ...] = ()
     depth: int = defaults.DEPTH
-    temperatures: tuple[float, ...] = (0.0,)
+    temperatures: tuple[float, ...] | None = None
     responses: Responses = "auto"
     engine: str = defaults.ENGINE
     draft_sampling: Literal["greedy", "sampled", "both"] = "greedy"
@@ -66,13 +67,7 @@ class AnalyzeOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.depth <= MAX_DEPTH:
             raise SpecprobeError(f"--depth {self.depth}: must be from 1 to {MAX_DEPTH}")
-        if not self.temperatures:
-            raise SpecprobeError("--temperature: name at least one")
-        for temperature in self.temperatures:
-            if not 0 <= temperature <= 10:
-                raise SpecprobeError(f"--temperature {temperature:g}: must be from 0 to 10")
-        if len(set(self.temperatures)) < len(self.temperatures):
-            raise SpecprobeError("--temperature: a value occurs twice")
+        self._check_temperatures()
         for name, value in (("max-new-tokens", self.max_new_tokens), ("batch-size", self.batch_size)):
             if value < 1:
                 raise SpecprobeError(f"--{name} {value}: must be at least 1")
@@ -80,8 +75,6 @@ class AnalyzeOptions:
             raise SpecprobeError(f"--seed {self.seed}: must not be negative")
         if self.max_model_len is not None:
             _check_depth_fits(self.depth, self.max_model_len)
-        if self.responses == "logged" and len(self.temperatures) > 1:
-            raise SpecprobeError(_ONE_TEMPERATURE)
         if self.target is not None and self.tokenizer is not None:
             raise SpecprobeError("--tokenizer: the target brings its own; leave --tokenizer or --target out")
         if self.draft_sampling == "sampled":
@@ -89,11 +82,25 @@ class AnalyzeOptions:
                 "--draft-sampling sampled: n-gram and suffix propose tokens, not distributions; use greedy"
             )
 
+    def _check_temperatures(self) -> None:
+        if self.temperatures is None:
+            return
+        if not self.temperatures:
+            raise SpecprobeError("--temperature: name at least one")
+        for temperature in self.temperatures:
+            if not 0 <= temperature <= 10:
+                raise SpecprobeError(f"--temperature {temperature:g}: must be from 0 to 10")
+        if len(set(self.temperatures)) < len(self.temperatures):
+            raise SpecprobeError("--temperature: a value occurs twice")
+        if self.responses == "logged" and len(self.temperatures) > 1:
+            raise SpecprobeError(_ONE_TEMPERATURE)
+
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
     """Trajectories by temperature, and who they come from."""
 
+    temperatures: tuple[float, ...]
     sets: tuple[TrajectorySet, ...]
     mode: Literal["generated", "logged"]
     target: Target | None
@@ -120,7 +127,7 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
         settings=_settings_record(options, sources, max_model_len),
         responses=tuple(
             _lengths(trajectories, temperature, sources.mode)
-            for trajectories, temperature in zip(sources.sets, options.temperatures, strict=True)
+            for trajectories, temperature in zip(sources.sets, sources.temperatures, strict=True)
         ),
         results=results,
         notices=_all_notices(options, profile, workload, sources, results),
@@ -170,7 +177,7 @@ def _responses(options: AnalyzeOptions, workload: Workload, stages: Stages, stor
     if mode == "auto":
         all_logged = all(prompt.has_answer for prompt in workload.prompts)
         mode = "logged" if all_logged else "generate"
-        if all_logged and len(options.temperatures) > 1:
+        if all_logged and len(options.temperatures or ()) > 1:
             raise SpecprobeError(_ONE_TEMPERATURE)
     sources = (
         _logged(options, workload.prompts, stages) if mode == "logged" else _generated(options, workload, stages, store)
@@ -185,10 +192,11 @@ def _responses(options: AnalyzeOptions, workload: Workload, stages: Stages, stor
 
 def _logged(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages) -> _Sources:
     """The log's own answers; a named target also judges whether it could have written them."""
-    temperature = options.temperatures[0]
+    if not any(prompt.has_answer for prompt in prompts):
+        raise SpecprobeError(f"none of {len(prompts)} prompts has a logged answer; use --responses generate")
+    temperature, notices = _logged_temperature(options, prompts)
     target = _load_target(options, stages) if options.target is not None else None
     tokenizer = target.tokenizer if target else None
-    notices: list[Notice] = []
     if any(prompt.token_ids is None or prompt.answer_token_ids is None for prompt in prompts if prompt.has_answer):
         if options.tokenizer is not None or tokenizer is None:
             from specprobe.tokens import load_tokenizer
@@ -205,7 +213,6 @@ def _logged(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages) 
     found = logged_trajectories(
         prompts, tokenizer, temperature=temperature, max_model_len=_context_limit(options, target)
     )
-    notices += _temperature_notice(prompts, temperature)
     mismatch = None
     if target is not None and found.trajectories:
         _check_vocabulary((ids for t in found.trajectories for ids in (t.prompt_ids, t.output_ids)), target)
@@ -216,7 +223,7 @@ def _logged(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages) 
         if measured is not None:
             mismatch = asdict(measured)
             notices += measured.notices()
-    return _Sources((found,), "logged", target, tokenizer, mismatch, tuple(notices))
+    return _Sources((temperature,), (found,), "logged", target, tokenizer, mismatch, tuple(notices))
 
 
 def _generated(options: AnalyzeOptions, workload: Workload, stages: Stages, store: TrajectoryStore | None) -> _Sources:
@@ -224,7 +231,8 @@ def _generated(options: AnalyzeOptions, workload: Workload, stages: Stages, stor
     target = _load_target(options, stages)
     _check_vocabulary((token_ids(p.token_ids) for p in workload.prompts if p.token_ids is not None), target)
     sets = []
-    for temperature in options.temperatures:
+    temperatures = (0.0,) if options.temperatures is None else options.temperatures
+    for temperature in temperatures:
         with stages.track(f"generating at temperature {temperature:g}", 1.0) as advance:
             found = generated_trajectories(
                 workload.prompts,
@@ -240,21 +248,24 @@ def _generated(options: AnalyzeOptions, workload: Workload, stages: Stages, stor
         if found.reused:
             stages.say(f"{found.reused} responses at temperature {temperature:g} were there already")
         sets.append(found)
-    return _Sources(tuple(sets), "generated", target, target.tokenizer)
+    return _Sources(temperatures, tuple(sets), "generated", target, target.tokenizer)
 
 
-def _temperature_notice(prompts: Sequence[Prompt], temperature: float) -> list[Notice]:
-    """Rows may say at which temperature they were sampled."""
-    logged = {prompt.settings["temperature"] for prompt in prompts if "temperature" in prompt.settings}
-    if not logged - {temperature}:
-        return []
-    return [
-        Notice(
-            "other_temperature",
-            f"rows of the log say temperature {', '.join(f'{value:g}' for value in sorted(logged))}, the result says "
-            f"{temperature:g}: give the log's with --temperature, and one log for each",
-        )
-    ]
+def _logged_temperature(options: AnalyzeOptions, prompts: Sequence[Prompt]) -> tuple[float, list[Notice]]:
+    """The temperature of the log: what the user says, else what all rows say, else 0; and what does not fit it."""
+    said = {prompt.settings["temperature"] for prompt in prompts if "temperature" in prompt.settings}
+    all_say = all("temperature" in prompt.settings for prompt in prompts if prompt.has_answer)
+    if options.temperatures is None and len(said) == 1 and all_say:
+        return float(said.pop()), []
+    temperature = options.temperatures[0] if options.temperatures else 0.0
+    if not said - {temperature}:
+        return temperature, []
+    notice = Notice(
+        "other_temperature",
+        f"rows of the log say temperature {', '.join(f'{value:g}' for value in sorted(said))}, the result says "
+        f"{temperature:g}: analyze each temperature by itself and name it with --temperature",
+    )
+    return temperature, [notice]
 
 
 def _advancing(advance: Advance) -> Callable[[Progress], None]:
@@ -337,7 +348,7 @@ def _settings_record(options: AnalyzeOptions, sources: _Sources, max_model_len: 
         "responses": sources.mode,
         "depth": options.depth,
         "drafters": list(_drafter_specs(options, resolve_profile(options.engine))),
-        "temperatures": list(options.temperatures),
+        "temperatures": list(sources.temperatures),
         "engine": options.engine,
         "max_model_len": max_model_len,
         "tokenizer": asdict(sources.tokenizer.record) if sources.tokenizer else None,
@@ -359,12 +370,13 @@ def _all_notices(
     missing = [name for name in DEFAULT_DRAFTERS if name not in profile.drafters]
     if missing and not options.drafters:
         notices.append(Notice("drafter_not_offered", f"{profile.name} has no {', '.join(missing)}: left out"))
-    if predates_profiles(options.engine):
+    outside = outside_known_versions(options.engine)
+    if outside is not None:
         notices.append(
             Notice(
-                "older_engine",
-                f"{options.engine} is older than {profile.name}, the oldest whose rules are known; they may differ: "
-                "compare with that engine's own counters",
+                "unknown_engine_version",
+                f"{options.engine} is {outside} than the versions whose rules are known; those of {profile.name} were "
+                "replayed and may differ: compare with that engine's own counters",
             )
         )
     for found in sources.sets:

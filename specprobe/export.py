@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specprobe.profiles import Profile
 
-Schedule = Sequence[tuple[int, int, int]]
+Schedule = tuple[tuple[int, int, int], ...]
 
 
 def engine_config(

@@ -144,11 +144,17 @@ def resolve_profile(engine: str = ENGINE) -> Profile:
     return not_above[-1] if not_above else known[0]
 
 
-def predates_profiles(engine: str) -> bool:
-    """Whether the version asked for is older than the oldest known profile, whose rules may then be wrong for it."""
-    profile = resolve_profile(engine)
+def outside_known_versions(engine: str) -> Literal["older", "newer"] | None:
+    """Whether the version asked for lies outside those whose rules were read, which may then be wrong for it."""
     version = engine.partition("@")[2]
-    return bool(version) and _version_key(profile.version, engine) > _version_key(version, engine)
+    if not version:
+        return None
+    known = [_version_key(p.version, engine) for p in PROFILES if p.engine == resolve_profile(engine).engine]
+    asked = _version_key(version, engine)
+    if asked < known[0]:
+        return "older"
+    # A patch release of the newest known version is that version.
+    return "newer" if asked[: len(known[-1])] > known[-1] else None
 
 
 def _version_key(version: str, engine: str) -> tuple[int, ...]:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from specprobe.units import format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SECONDS_BETWEEN_LINES = 15.0
 
 Advance = Callable[[float, str], None]
 """Called with the amount done so far and a short note."""
@@ -47,20 +55,42 @@ class OnStderr:
     @contextmanager
     def track(self, description: str, total: float) -> Iterator[Advance]:
         """A bar with elapsed and remaining time; it goes away when the step ends."""
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        if not self._console.is_terminal:
+        if self._console.is_terminal:
+            with _bar(self._console, description, total) as advance:
+                yield advance
+        else:
             self.say(f"{description} ...")
-        with Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-        ) as progress:
-            task = progress.add_task(description, total=total, note="")
-            yield lambda done, note: progress.update(task, completed=done, note=note)
+            yield self._lines(description, total)
+
+    def _lines(self, description: str, total: float) -> Advance:
+        """A line now and then, for logs and pipes."""
+        begin = last = time.monotonic()
+
+        def advance(done: float, note: str) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last < SECONDS_BETWEEN_LINES or not 0 < done < total:
+                return
+            last = now
+            left = (now - begin) * (total - done) / done
+            self.say(f"{description}: {format_percent(done / total)}, {note}, about {format_seconds(left)} left")
+
+        return advance
+
+
+@contextmanager
+def _bar(console: Console, description: str, total: float) -> Iterator[Advance]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    ) as progress:
+        task = progress.add_task(description, total=total, note="")
+        yield lambda done, note: progress.update(task, completed=done, note=note)

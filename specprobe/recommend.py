@@ -9,7 +9,7 @@ from typing import Any, Literal
 from specprobe.acceptance import Acceptance
 from specprobe.cost import CostTable
 from specprobe.errors import SpecprobeError
-from specprobe.export import engine_config
+from specprobe.export import Schedule, engine_config
 from specprobe.notices import Notice
 from specprobe.profiles import resolve_profile
 from specprobe.run import ResponseLengths, Run
@@ -34,13 +34,17 @@ VerdictName = Literal["speculate", "dont", "close"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer at one concurrency. `options` are all that were considered, best first."""
+    """The answer at one concurrency. `options` are all that were considered, best first.
+
+    `export`: the engine's settings for the best; empty where it should not be switched on.
+    """
 
     concurrency: int
     verdict: VerdictName
     best: Option
     baseline_round_seconds: float
     options: tuple[Option, ...]
+    export: Mapping[str, Any]
 
     @property
     def baseline_tokens_per_second(self) -> float:
@@ -58,8 +62,9 @@ class Recommendation:
     """Verdicts for all concurrencies asked for, and what follows for the engine.
 
     `schedule`: rows (first batch, last batch, depth) for `scheduled_drafter`, 0 for off, over the batches the
-    cost table covers. `crossover_concurrency`: from here to the largest batch of the cost table no option is faster
-    than not speculating; None where one still is at the largest.
+    cost table covers. `export`: the engine's settings for the first verdict to speculate.
+    `crossover_concurrency`: from here to the largest batch of the cost table no option is faster than not speculating;
+    None where one still is at the largest.
     """
 
     cost: CostTable
@@ -68,7 +73,7 @@ class Recommendation:
     by_concurrency: tuple[Verdict, ...]
     crossover_concurrency: int | None
     scheduled_drafter: str
-    schedule: tuple[tuple[int, int, int], ...]
+    schedule: Schedule
     export: Mapping[str, Any]
     notices: tuple[Notice, ...]
 
@@ -98,21 +103,21 @@ def recommend(run: Run, temperature: float, cost: CostTable, concurrencies: Sequ
     acceptances = [a for a in run.results if a.temperature == temperature and a.rounds.any()]
     if not acceptances:
         raise SpecprobeError("recommend: the run holds no rounds (no response is longer than one token); analyze more")
-    verdicts = tuple(_verdict(acceptances, lengths, cost, concurrency) for concurrency in concurrencies)
-    favourite = max(verdicts, key=lambda verdict: verdict.best.speedup).best
-    chosen = next(acceptance for acceptance in acceptances if _is_of(acceptance, favourite))
-    depths = {id(acceptance): _depth_by_batch(acceptance, lengths, cost) for acceptance in acceptances}
-    schedule = _rows(depths[id(chosen)])
-    worth_it = [verdict.best for verdict in verdicts if verdict.verdict == "speculate"]
+    by_batch = [_depth_by_batch(acceptance, lengths, cost) for acceptance in acceptances]
+    schedules = [_rows(depths) for depths in by_batch]
+    verdicts = tuple(_verdict(run, acceptances, schedules, cost, lengths, concurrency) for concurrency in concurrencies)
+    # What is scheduled and exported for all is what the first verdict to speculate wants, else the largest gain.
+    leading = next((v for v in verdicts if v.verdict == "speculate"), max(verdicts, key=lambda v: v.best.speedup))
+    chosen = next(i for i, acceptance in enumerate(acceptances) if _is_of(acceptance, leading.best))
     return Recommendation(
         cost=cost,
         engine_profile=run.engine_profile,
         temperature=temperature,
         by_concurrency=verdicts,
-        crossover_concurrency=_crossover(list(depths.values())),
-        scheduled_drafter=chosen.drafter,
-        schedule=schedule,
-        export=_export(run, chosen, worth_it, schedule),
+        crossover_concurrency=_crossover(by_batch),
+        scheduled_drafter=acceptances[chosen].drafter,
+        schedule=schedules[chosen],
+        export=leading.export,
         notices=(*run.notices, *_notices(acceptances, lengths, cost, concurrencies)),
     )
 
@@ -121,7 +126,14 @@ def _is_of(acceptance: Acceptance, option: Option) -> bool:
     return acceptance.drafter == option.drafter and acceptance.config == option.config
 
 
-def _verdict(acceptances: Sequence[Acceptance], lengths: ResponseLengths, cost: CostTable, concurrency: int) -> Verdict:
+def _verdict(
+    run: Run,
+    acceptances: Sequence[Acceptance],
+    schedules: Sequence[Schedule],
+    cost: CostTable,
+    lengths: ResponseLengths,
+    concurrency: int,
+) -> Verdict:
     options = [option for acceptance in acceptances for option in depth_options(acceptance, lengths, cost, concurrency)]
     options.sort(key=lambda option: (-option.speedup, option.depth))
     top = options[0]
@@ -133,12 +145,18 @@ def _verdict(acceptances: Sequence[Acceptance], lengths: ResponseLengths, cost: 
     ]
     best = min(as_good, key=lambda option: option.depth)
     options.remove(best)
+    verdict = decide(best.speedup, best.low, best.high, enough_prompts=best.enough_prompts)
+    schedule = next(rows for rows, a in zip(schedules, acceptances, strict=True) if _is_of(a, best))
+    profile = resolve_profile(run.engine_profile)
     return Verdict(
         concurrency=concurrency,
-        verdict=decide(best.speedup, best.low, best.high, enough_prompts=best.enough_prompts),
+        verdict=verdict,
         best=best,
         baseline_round_seconds=best.round_seconds / best.break_even_tokens_per_round,
         options=(best, *options),
+        export=engine_config(profile, best.drafter, best.config, best.depth, schedule)
+        if verdict == "speculate"
+        else {},
     )
 
 
@@ -167,7 +185,7 @@ def _depth_by_batch(acceptance: Acceptance, lengths: ResponseLengths, cost: Cost
     return depths
 
 
-def _rows(depths: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+def _rows(depths: Sequence[int]) -> Schedule:
     """Runs of equal depth as (first batch, last batch, depth)."""
     rows: list[tuple[int, int, int]] = []
     for batch, depth in enumerate(depths, 1):
@@ -182,16 +200,6 @@ def _crossover(depths_by_batch: Sequence[Sequence[int]]) -> int | None:
     """The batch from which on no drafter has a depth."""
     last_gain = max((batch for depths in depths_by_batch for batch, depth in enumerate(depths, 1) if depth), default=0)
     return last_gain + 1 if last_gain < len(depths_by_batch[0]) else None
-
-
-def _export(
-    run: Run, chosen: Acceptance, worth_it: Sequence[Option], schedule: Sequence[tuple[int, int, int]]
-) -> dict[str, Any]:
-    """The engine's settings; nothing where nothing should be switched on."""
-    depth = next((option.depth for option in worth_it if _is_of(chosen, option)), None)
-    if depth is None:
-        return {}
-    return engine_config(resolve_profile(run.engine_profile), chosen.drafter, chosen.config, depth, schedule)
 
 
 def _notices(
@@ -245,6 +253,8 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
         "drafter": best.drafter,
         "depth": best.depth,
         "speedup": {"point": best.speedup, "low": best.low, "high": best.high, "level": LEVEL},
+        "enough_prompts": best.enough_prompts,
+        "export": dict(verdict.export),
         "break_even_acceptance_length": best.break_even_acceptance_length,
         "break_even_tokens_per_round": best.break_even_tokens_per_round,
         "baseline": {

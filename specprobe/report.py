@@ -6,7 +6,6 @@ Whatever comes out of a log (names, ids, file names) goes into Text objects, nev
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from specprobe.curve import CurveFit
 from specprobe.export import command_line
+from specprobe.interval import MIN_PROMPTS
 from specprobe.notices import Notice, inert
 from specprobe.recommend import Recommendation, Verdict
 from specprobe.run import ResultSummary, Run
@@ -191,7 +191,7 @@ def render_recommendation(recommendation: Recommendation) -> RenderableType:
         parts.append(_why(verdict))
     parts.append(_limits(recommendation))
     if recommendation.export:
-        parts += [Text(), *_settings(recommendation.export)]
+        parts += [Text(), *_settings(recommendation.by_concurrency)]
     if recommendation.notices:
         parts += [Text(), render_notices(recommendation.notices)]
     return Group(*parts)
@@ -244,6 +244,8 @@ def _why(verdict: Verdict) -> Text:
     )
     if best.break_even_acceptance_length is not None:
         text += f" (mean acceptance length {best.break_even_acceptance_length:.2f})"
+    if not best.enough_prompts:
+        text += f"; fewer than {MIN_PROMPTS} prompts, which never say speculate"
     if verdict.runner_up is not None:
         text += f"; runner-up {_option(verdict.runner_up)}"
     return Text(text)
@@ -254,13 +256,12 @@ def _option(option: Option) -> str:
 
 
 def _limits(recommendation: Recommendation) -> Text:
-    crossover = recommendation.crossover_concurrency
+    crossover, cost = recommendation.crossover_concurrency, recommendation.cost
     text = (
-        "Something is still faster at the largest batch of the cost table."
+        f"At {cost.batches[-1]}, the largest batch in the cost table, speculation is still faster."
         if crossover is None
         else f"From concurrency {crossover} on, nothing is faster than not speculating."
     )
-    cost = recommendation.cost
     about = [inert(str(value), 80) for key, value in cost.conditions.items() if key != "fingerprint"]
     quality = cost.quality()
     if cost.source == "measured":
@@ -272,10 +273,15 @@ def _limits(recommendation: Recommendation) -> Text:
     return Text(f"{text} Cost: {cost.source}{details}.", style="dim")
 
 
-def _settings(export: Mapping[str, Any]) -> list[Text]:
-    """What to type for the engine, on one line each, so that it can be copied whatever the width of the terminal."""
+def _settings(verdicts: Sequence[Verdict]) -> list[Text]:
+    """What to type for each concurrency that should speculate, on one line each, whatever the width of the terminal."""
+    wanted: dict[str, list[int]] = {}
+    for verdict in verdicts:
+        for engine, settings in verdict.export.items():
+            wanted.setdefault(command_line(engine, settings), []).append(verdict.concurrency)
     return [
-        Text(command_line(engine, settings), no_wrap=True, overflow="ignore") for engine, settings in export.items()
+        Text(f"# concurrency {', '.join(map(str, concurrencies))}\n{line}", no_wrap=True, overflow="ignore")
+        for line, concurrencies in wanted.items()
     ]
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from specprobe.acceptance import Acceptance
 from specprobe.cost import CostSurface, CostTable
@@ -29,7 +30,8 @@ from specprobe.run import ResponseLengths
 LEVEL = 0.9
 # Between depths that differ by less, the shallower one wins: it wastes less when the load or the traffic changes.
 DEPTH_TOLERANCE = 0.01
-P95_NORMAL_DEVIATE = 1.645
+# The middles of 1,000 equally likely slices of a normal distribution.
+NORMAL_DEVIATES = ndtri((np.arange(1000) + 0.5) / 1000)
 
 Floats = NDArray[np.float64]
 
@@ -173,14 +175,17 @@ class Speedup:
         """
         shares = self._shares(sums)
         if self.concurrency == 1:
-            order = np.argsort(self.seconds)
-            reached = np.searchsorted(np.cumsum(shares[order]), (0.5 - 1e-12, 0.95 - 1e-12))
-            p50, p95 = self.seconds[order][np.minimum(reached, shares.size - 1)]
+            seconds, weights = self.seconds, shares
         else:
             drafted = np.arange(shares.size)
             mean = float(shares @ drafted)
             deviation = math.sqrt(max(float(shares @ drafted**2) - mean**2, 0.0) / self.concurrency)
-            p50, p95 = np.interp((1 + mean, 1 + mean + P95_NORMAL_DEVIATE * deviation), self.queries, self.seconds)
+            # Round times need not rise with the tokens in them, so they are ranked by themselves.
+            seconds = np.interp(1 + mean + deviation * NORMAL_DEVIATES, self.queries, self.seconds)
+            weights = np.full(seconds.size, 1 / seconds.size)
+        order = np.argsort(seconds)
+        reached = np.searchsorted(np.cumsum(weights[order]), (0.5 - 1e-9, 0.95 - 1e-9))
+        p50, p95 = seconds[order][np.minimum(reached, seconds.size - 1)]
         return float(p50) + self.drafting_seconds, float(p95) + self.drafting_seconds
 
     @staticmethod

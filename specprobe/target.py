@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specprobe.embedded import HUB_NAME, embedded_folder, missing_error
+from specprobe.embedded import EMBEDDED_NAME, HUB_NAME, embedded_folder, is_embedded, missing_error
 from specprobe.errors import SpecprobeError
 from specprobe.quiet import quick_imports, quiet_transformers, scipy_unseen
 from specprobe.tokens import Tokenizer, TokenizerRecord, as_ids, first_line, load_tokenizer, unreachable_error
@@ -148,8 +148,8 @@ def load_target(
     `device`: "cuda", "cuda:1", "mps" or "cpu", by default the best there is. `dtype`: one of DTYPES, by default
     float32 on the CPU (bfloat16 there flips near-ties) and the checkpoint's own elsewhere.
     """
-    folder = embedded_folder() if name is None else None
-    location = str(folder) if folder else name or HUB_NAME
+    folder = embedded_folder() if is_embedded(name) else None
+    location = str(folder) if folder else HUB_NAME if is_embedded(name) else str(name)
     with quick_imports():
         import torch
         from safetensors import SafetensorError
@@ -160,7 +160,7 @@ def load_target(
             try:
                 model, stored = _model(location, precision, embedded=folder is not None)
             except OSError as error:
-                raise missing_error() if name is None else unreachable_error("target", location, error) from error
+                raise missing_error() if is_embedded(name) else unreachable_error("target", location, error) from error
             except SafetensorError as error:
                 raise SpecprobeError(
                     f"target {location}: its weights are damaged ({first_line(error)}); download them again"
@@ -175,7 +175,7 @@ def load_target(
                 ) from error
             ends = as_ids(model.generation_config.eos_token_id if model.generation_config else None)
             tokenizer = load_tokenizer(name, template_kwargs=template_kwargs, eos_ids=ends)
-    return Target(model, tokenizer, _record(model, name or HUB_NAME, stored, tokenizer))
+    return Target(model, tokenizer, _record(model, EMBEDDED_NAME if folder else location, stored, tokenizer))
 
 
 def _model(location: str, precision: Any, *, embedded: bool) -> tuple[Any, Any]:

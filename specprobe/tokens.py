@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specprobe.embedded import HUB_NAME, embedded_folder, missing_error
+from specprobe.embedded import EMBEDDED_NAME, HUB_NAME, embedded_folder, is_embedded, missing_error
 from specprobe.errors import SpecprobeError
 from specprobe.prompt import Message, Prompt
 from specprobe.quiet import quick_imports, quiet_transformers
@@ -237,17 +237,19 @@ def load_tokenizer(
     eos_ids: Iterable[int] = (),
 ) -> Tokenizer:
     """The tokenizer of a model id or folder, or of the embedded target; `eos_ids` adds to those it finds."""
-    folder = embedded_folder() if name is None else None
-    location = str(folder) if folder else name or HUB_NAME
+    folder = embedded_folder() if is_embedded(name) else None
+    location = str(folder) if folder else HUB_NAME if is_embedded(name) else str(name)
     with quick_imports(), quiet_transformers():
         try:
             backend = _embedded_backend(folder) if folder else _backend(location)
             ends = _generation_eos(location)
         except OSError as error:
-            raise missing_error() if name is None else unreachable_error("tokenizer", location, error) from error
+            raise missing_error() if is_embedded(name) else unreachable_error("tokenizer", location, error) from error
         except (ValueError, ImportError) as error:
             raise SpecprobeError(f"tokenizer {location}: {first_line(error)}; name another with --tokenizer") from error
-    return Tokenizer(backend, name=name or HUB_NAME, template_kwargs=template_kwargs, eos_ids={*eos_ids, *ends})
+    return Tokenizer(
+        backend, name=EMBEDDED_NAME if folder else location, template_kwargs=template_kwargs, eos_ids={*eos_ids, *ends}
+    )
 
 
 def unreachable_error(kind: str, name: str, error: Exception) -> SpecprobeError:

@@ -202,6 +202,31 @@ def test_recommend_without_a_target_says_what_to_give(capsys, log):
     assert "--cost" in err
 
 
+@pytest.mark.parametrize(
+    ("temperatures", "option", "recorded", "warned"),
+    [([0.7, 0.7], None, 0.7, False), ([0.7, 0.2], None, 0.0, True), ([0.7, None], None, 0.0, True),
+     ([None, None], None, 0.0, False), ([0.7, 0.7], "0.7", 0.7, False), ([0.7, 0.7], "0", 0.0, True)],
+)  # fmt: skip
+def test_the_temperature_of_a_log(capsys, tmp_path, temperatures, option, recorded, warned):
+    rows = [
+        {"prompt_token_ids": TOKENS, "output_token_ids": TOKENS} | ({} if t is None else {"temperature": t})
+        for t in temperatures
+    ]
+    name = write_rows(tmp_path / "log.jsonl", rows)
+    status, out, _ = run(capsys, "analyze", name, "--json", *(["--temperature", option] if option else []))
+    assert status == 0
+    document = json.loads(out)
+    assert document["results"][0]["temperature"] == recorded
+    assert ("other_temperature" in {warning["code"] for warning in document["warnings"]}) == warned
+
+
+def test_a_log_without_answers_cannot_be_replayed_as_it_is(capsys, tmp_path):
+    name = write_rows(tmp_path / "log.jsonl", [{"prompt": "What is the time?"}])
+    status, _, err = run(capsys, "analyze", name, "--responses", "logged")
+    assert status == 2
+    assert "--responses generate" in err
+
+
 def test_log_text_is_inert_in_the_report(capsys):
     evil = "[red]x[/red]\x1b[31m"
     rows = [{"id": evil + str(i), "prompt_token_ids": TOKENS, "output_token_ids": TOKENS * 3} for i in range(3)]

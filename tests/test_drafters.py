@@ -7,7 +7,7 @@ from reference import make_trajectory
 
 from specprobe.drafters import DRAFTERS, Limits, parse_drafter
 from specprobe.errors import SpecprobeError
-from specprobe.profiles import predates_profiles, resolve_profile
+from specprobe.profiles import outside_known_versions, resolve_profile
 
 # History 1 2 3 9 1 2 4 8 1 2 | then the first draft follows the newest "1 2".
 PROMPT, SEEN = [1, 2, 3, 9, 1, 2, 4, 8, 1], [2]
@@ -119,10 +119,13 @@ def test_transformers_always_goes_down_to_one():
         parse_drafter("ngram:min=2", hf)
 
 
-def test_a_version_older_than_all_known_is_said():
-    assert predates_profiles("vllm@0.6.6")
-    assert not predates_profiles("vllm@0.13")
-    assert not predates_profiles("vllm")
+@pytest.mark.parametrize(
+    ("engine", "outside"),
+    [("vllm@0.6.6", "older"), ("vllm@0.13", None), ("vllm@0.31", None), ("vllm@0.33.2", None), ("vllm@0.34", "newer"),
+     ("vllm", None), ("hf@4.0", "older"), ("transformers@5.24.1", None)],
+)  # fmt: skip
+def test_a_version_outside_the_known_ones_is_said(engine, outside):
+    assert outside_known_versions(engine) == outside
 
 
 def test_every_drafter_says_what_decides_its_drafts():

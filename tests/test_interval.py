@@ -1,6 +1,5 @@
 """Coverage of the intervals (law 6), and the properties of the one mechanism behind them."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

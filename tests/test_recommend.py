@@ -158,6 +158,15 @@ def test_rounds_without_a_draft_cost_an_ordinary_round_at_concurrency_one():
     assert option.p95_round_seconds == pytest.approx(0.020)
 
 
+def test_quantiles_of_rounds_are_in_order_whatever_the_kernels_do():
+    def odd(_batch, query):
+        return {1: 0.008, 2: 0.020, 4: 0.012}[query]
+
+    for concurrency in (1, 8, 64):
+        for option in advise([acceptance(0.6, coverage=0.5)], cost(odd), concurrency).by_concurrency[0].options:
+            assert option.p50_round_seconds <= option.p95_round_seconds
+
+
 def test_the_better_drafter_wins_and_the_other_is_runner_up():
     results = [acceptance(0.3), acceptance(0.8, drafter="suffix")]
     verdict = advise(results, cost(memory_bound), 1).by_concurrency[0]
