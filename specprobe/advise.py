@@ -122,11 +122,8 @@ def measured_cost(
     timings = None if remeasure else _read_timings(path)
     if timings is None:
         timings = _Timings((), measure_prefill(target), {})
-    num_blocks = len(grid.blocks)
-    with stages.track("timing rounds", num_blocks) as advance:
-        for block in measure_grid(
-            target, grid, timings.points, on_block=lambda done: advance(done, f"{done}/{num_blocks}")
-        ):
+    with stages.track("timing rounds", grid.total_weight) as advance:
+        for block in measure_grid(target, grid, timings.points, on_block=lambda done: advance(done, "")):
             timings = replace(timings, points=(*timings.points, *block))
             _write_timings(path, timings)
     for drafter in drafters:

@@ -38,6 +38,16 @@ class CostGrid:
     query_tokens: tuple[int, ...]
     contexts: tuple[int, ...]
 
+    @staticmethod
+    def weight(batch: int) -> float:
+        """How long a block takes, roughly and relative to others: a fixed share, and its sequences."""
+        return 8.0 + batch
+
+    @property
+    def total_weight(self) -> float:
+        """Of all blocks."""
+        return sum(self.weight(batch) for batch, _ in self.blocks)
+
     @property
     def blocks(self) -> list[tuple[int, int]]:
         """(batch, context) pairs; the query tokens of a block share one KV cache."""
@@ -219,16 +229,18 @@ def measure_drafter(drafter: Drafter, depth: int) -> float:
 
 
 def measure_grid(
-    target: Target, grid: CostGrid, known: Sequence[CostPoint], on_block: Callable[[int], None] | None = None
+    target: Target, grid: CostGrid, known: Sequence[CostPoint], on_block: Callable[[float], None] | None = None
 ) -> Iterator[list[CostPoint]]:
     """Points block by block, those in `known` left out, so that a caller can keep each block as it comes."""
     have = {(p.batch, p.query_tokens, p.context) for p in known}
-    for number, (batch, context) in enumerate(grid.blocks):
+    done = 0.0
+    for batch, context in grid.blocks:
         missing = [query for query in grid.query_tokens if (batch, query, context) not in have]
         if missing:
             yield measure_block(target, batch, context, missing)
+        done += grid.weight(batch)
         if on_block is not None:
-            on_block(number + 1)
+            on_block(done)
 
 
 def _summary(batch: int, query: int, context: int, seconds: np.ndarray[Any, np.dtype[np.float64]]) -> CostPoint:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SECONDS_BETWEEN_LINES = 15.0
+# Before that much is done, its pace says nothing: the first step also does what is done only once.
+FORESEEABLE_SHARE = 0.05
 
 Advance = Callable[[float, str], None]
 """Called with the amount done so far and a short note."""
@@ -69,11 +71,13 @@ class OnStderr:
         def advance(done: float, note: str) -> None:
             nonlocal last
             now = time.monotonic()
-            if now - last < SECONDS_BETWEEN_LINES or not 0 < done < total:
+            if now - last < SECONDS_BETWEEN_LINES or not FORESEEABLE_SHARE * total < done < total:
                 return
             last = now
             left = (now - begin) * (total - done) / done
-            self.say(f"{description}: {format_percent(done / total)}, {note}, about {format_seconds(left)} left")
+            self.say(
+                f"{description}: {format_percent(done / total)}{note and ', '}{note}, about {format_seconds(left)} left"
+            )
 
         return advance
 
