@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specprobe.cost import CostPoint, CostTable, read_cost_file
+from specprobe.cost import CostPoint, CostTable, read_cost_file, read_point, read_seconds
 from specprobe.drafters import Drafter, parse_drafter
 from specprobe.errors import SpecprobeError
+from specprobe.notices import inert
 from specprobe.paths import state_folder, write_private
 from specprobe.profiles import resolve_profile
 from specprobe.progress import Stages
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 
 TIMINGS_SCHEMA = "specprobe.timings/1"
+MOST_CONCURRENCIES = 32
+LARGEST_CONCURRENCY = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,15 @@ def advise(
     stages: Stages,
 ) -> Recommendation:
     """The recommendation for one of the run's temperatures."""
-    if not concurrencies or min(concurrencies) < 1:
-        raise SpecprobeError("--concurrency: name one or more numbers from 1 up, for example 1,8,64")
+    if not concurrencies or len(set(concurrencies)) > MOST_CONCURRENCIES:
+        raise SpecprobeError(f"--concurrency: name 1 to {MOST_CONCURRENCIES} numbers, for example 1,8,64")
+    if not 1 <= min(concurrencies) <= max(concurrencies) <= LARGEST_CONCURRENCY:
+        raise SpecprobeError(f"--concurrency: numbers from 1 to {LARGEST_CONCURRENCY}, for example 1,8,64")
+    timing_options = (cost_options.target, cost_options.dtype, cost_options.device, cost_options.remeasure or None)
+    if cost_options.file is not None and any(option is not None for option in timing_options):
+        raise SpecprobeError(
+            "--cost: with a cost file nothing is timed; leave --target, --dtype, --device and --remeasure out"
+        )
     _check_engine(run, engine)
     temperature = run.temperatures[0] if temperature is None else temperature
     if temperature not in run.temperatures:
@@ -92,7 +102,7 @@ def _measured(
         raise SpecprobeError(
             "recommend: the run names no target to time; give --target MODEL to time it here, or --cost FILE"
         )
-    stages.say(f"loading {name} to time its rounds on this device")
+    stages.say(f"loading {inert(name, 200)} to time its rounds on this device")
     # An option counts; what the run recorded holds for the run's own target only.
     dtype = options.dtype or (None if options.target else recorded.get("dtype"))
     target = load_target(name, device=options.device, dtype=dtype)
@@ -175,10 +185,14 @@ def _read_timings(path: Path) -> _Timings | None:
         document = json.loads(path.read_bytes())
         if document["schema"] != TIMINGS_SCHEMA:
             return None
+        # The same checks as for a cost file; a full grid is not asked of timings.
+        points = tuple(read_point(point, number) for number, point in enumerate(document["points"], 1))
+        if len({(p.batch, p.query_tokens, p.context) for p in points}) < len(points):
+            return None
         return _Timings(
-            tuple(CostPoint(**point) for point in document["points"]),
-            float(document["prefill_token_seconds"]),
-            dict(document["drafter_seconds"]),
+            points,
+            read_seconds(document["prefill_token_seconds"], "prefill"),
+            {key: read_seconds(value, key) for key, value in document["drafter_seconds"].items()},
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError, SpecprobeError):
         return None

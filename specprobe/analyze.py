@@ -13,7 +13,7 @@ from specprobe.acceptance import Acceptance
 from specprobe.checks import check_acceptance, check_responses
 from specprobe.drafters import Drafter, Limits, parse_drafter
 from specprobe.errors import SpecprobeError
-from specprobe.notices import Notice
+from specprobe.notices import Notice, inert
 from specprobe.profiles import Profile, outside_known_versions, resolve_profile
 from specprobe.progress import Advance, Stages
 from specprobe.prompt import Prompt
@@ -73,6 +73,13 @@ class AnalyzeOptions:
                 raise SpecprobeError(f"--{name} {value}: must be at least 1")
         if self.seed < 0:
             raise SpecprobeError(f"--seed {self.seed}: must not be negative")
+        if self.max_model_len is not None and self.max_model_len > 2**31:
+            raise SpecprobeError(f"--max-model-len {self.max_model_len}: must be at most {2**31}")
+        for name, text in (("target", self.target), ("tokenizer", self.tokenizer)):
+            if text == "":
+                raise SpecprobeError(f"--{name}: is empty; give a folder or a Hub id, or leave it out")
+        if self.tokenizer is not None and self.responses == "generate":
+            raise SpecprobeError("--tokenizer: is for logged text; what is generated is cut by the target's own")
         if self.max_model_len is not None:
             _check_depth_fits(self.depth, self.max_model_len)
         if self.target is not None and self.tokenizer is not None:
@@ -88,8 +95,9 @@ class AnalyzeOptions:
         if not self.temperatures:
             raise SpecprobeError("--temperature: name at least one")
         for temperature in self.temperatures:
-            if not 0 <= temperature <= 10:
-                raise SpecprobeError(f"--temperature {temperature:g}: must be from 0 to 10")
+            # vLLM raises anything between to 0.01.
+            if temperature != 0 and not 0.01 <= temperature <= 10:
+                raise SpecprobeError(f"--temperature {temperature:g}: must be 0, or from 0.01 to 10")
         if len(set(self.temperatures)) < len(self.temperatures):
             raise SpecprobeError("--temperature: a value occurs twice")
         if self.responses == "logged" and len(self.temperatures) > 1:
@@ -281,7 +289,7 @@ def _advancing(advance: Advance) -> Callable[[Progress], None]:
 def _load_target(options: AnalyzeOptions, stages: Stages) -> Target:
     from specprobe.target import load_target
 
-    stages.say(f"loading {options.target or 'the embedded target SmolLM2-135M-Instruct'}")
+    stages.say(f"loading {inert(options.target or 'the embedded target', 200)}")
     return load_target(
         options.target, device=options.device, dtype=options.dtype, template_kwargs=options.template_kwargs
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -17,6 +20,9 @@ from specprobe.errors import SpecprobeError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+# Below it tables lose whole columns.
+NARROWEST = 20
+MUST_CHANGE = 2
 INTERRUPTED = 130
 
 Number = TypeVar("Number", int, float)
@@ -86,6 +92,8 @@ def inspect(
     """Say what is in a prompt log: format, rows, usable prompts, skips by reason, lengths."""
     from specprobe.workload import inspect_workload
 
+    if prompt_field == "":
+        raise SpecprobeError("--prompt-field: is empty; name a column, or leave it out")
     inspection = inspect_workload(prompts, format=format_name, prompt_field=prompt_field)
     if as_json:
         _print_json(inspection.to_json())
@@ -161,7 +169,7 @@ def analyze(
     from specprobe.documents import dump_document
     from specprobe.progress import OnStderr
     from specprobe.run import run_document, summarize
-    from specprobe.run_files import keep_run
+    from specprobe.run_files import check_out, keep_run
     from specprobe.scan import ReadOptions
     from specprobe.store import TrajectoryStore
 
@@ -190,6 +198,8 @@ def analyze(
             max_prompts=max_prompts,
         ),
     )
+    if out is not None:
+        check_out(out)
     run = run_analyze(options, OnStderr(), TrajectoryStore())
     summaries = [summarize(acceptance) for acceptance in run.results]
     document = dump_document(run_document(run, summaries))
@@ -304,27 +314,51 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit status; every error of a user is one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal of another encoding shows an escape where it has no character, and the report goes on.
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = app(arguments, prog_name="specprobe", standalone_mode=False)
         # Some versions of typer turn Ctrl-C into this status instead of raising.
         if status == INTERRUPTED:
             raise KeyboardInterrupt
+        sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except SpecprobeError as error:
-        _error(str(error))
-        return 2
+        return _fail(str(error))
     except typer.Exit as error:
         return error.exit_code
     except ClickException as error:
         hint = f"; see {error.ctx.command_path} --help" if isinstance(error, UsageError) and error.ctx else ""
-        if not error.format_message():
-            # No command at all: typer has shown the help instead.
-            return 2
-        _error(error.format_message().rstrip(".") + hint)
-        return 2
+        # No command at all has no message: typer has shown the help instead.
+        return _fail(error.format_message().rstrip(".") + hint) if error.format_message() else MUST_CHANGE
     except (KeyboardInterrupt, typer.Abort):
-        _error("interrupted; what was finished is kept, the same command goes on from there")
+        _fail("interrupted; what was finished is kept, the same command goes on from there")
         return INTERRUPTED
+    except BrokenPipeError:
+        _stop_writing()
+        return 0
+    except Exception as error:
+        if os.environ.get("SPECPROBE_TRACEBACK"):
+            raise
+        if isinstance(error, OSError) and error.filename is None:
+            _stop_writing()
+        return _fail(
+            f"unexpected {type(error).__name__}: {error}; a damaged file or a fault of specprobe: "
+            "set SPECPROBE_TRACEBACK=1 and report what it shows"
+        )
+
+
+def _fail(message: str) -> int:
+    _error(message)
+    return MUST_CHANGE
+
+
+def _stop_writing() -> None:
+    """Nobody can take what stdout still holds, and Python would complain about that once more at exit."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _error(message: str) -> None:
@@ -336,7 +370,10 @@ def _error(message: str) -> None:
 def _print(renderable: RenderableType) -> None:
     from rich.console import Console
 
-    Console(highlight=False, markup=False).print(renderable, crop=False)
+    console = Console(highlight=False, markup=False)
+    if console.width < NARROWEST:
+        console = Console(highlight=False, markup=False, width=NARROWEST)
+    console.print(renderable, crop=False)
 
 
 def _print_json(document: dict[str, Any]) -> None:
@@ -378,9 +415,13 @@ def _json_object(text: str | None, option: str) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
         raise SpecprobeError(f"{option}: not JSON; write for example '{{\"enable_thinking\": false}}'") from None
     if not isinstance(value, dict):
         raise SpecprobeError(f"{option}: must be a JSON object")
     return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

@@ -422,7 +422,7 @@ def _parquet_rows(name: str, stream: ByteStream) -> Iterator[Row]:
             for value in batch.to_pylist():
                 line += 1
                 yield Row(line, value)
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         message = f"{name}: Parquet, not JSON, and damaged; write it again or give JSONL"
         raise SpecprobeError(message) from error
 

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from specprobe.errors import SpecprobeError
 
 SCHEMA = "specprobe.cost/1"
+# A round below a nanosecond, or above a day, is a slip of units.
+SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 86_400.0
 Floats = NDArray[np.float64]
 
 
@@ -63,8 +65,8 @@ class CostTable:
         for point in self.points:
             if min(point.batch, point.query_tokens) < 1 or point.context < 0:
                 raise SpecprobeError(f"cost: {point}: batch and query_tokens start at 1, context at 0")
-            if not 0 < point.seconds < math.inf:
-                raise SpecprobeError(f"cost: {point}: seconds must be positive")
+            if not SHORTEST_SECONDS <= point.seconds <= LONGEST_SECONDS:
+                raise SpecprobeError(f"cost: {point}: seconds must be positive and those of a round")
         have = {(p.batch, p.query_tokens, p.context) for p in self.points}
         if len(have) < len(self.points):
             raise SpecprobeError("cost: a combination of batch, query_tokens and context occurs twice")
@@ -175,7 +177,7 @@ def read_cost_file(path: Path) -> CostTable:
         document = json.loads(path.read_bytes())
     except OSError as error:
         raise SpecprobeError(f"{path}: {error.strerror or 'cannot be read'}; give a cost file with --cost") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise SpecprobeError(f"{path}: not JSON; see 'Cost files' in docs/method.md") from None
     try:
         return cost_from_json(document, "file")
@@ -194,24 +196,33 @@ def cost_from_json(document: Any, source: Literal["measured", "file"]) -> CostTa
     drafters = document.get("drafter_seconds") or {}
     if not isinstance(drafters, dict):
         raise SpecprobeError("cost: 'drafter_seconds' must map a drafter's name to seconds")
+    conditions = document.get("conditions") or {}
+    if not isinstance(conditions, dict):
+        raise SpecprobeError("cost: 'conditions' must be an object")
     return CostTable(
         source=source,
-        points=tuple(_point(row, number) for number, row in enumerate(rows, 1)),
-        drafter_seconds={str(name): _number(value, f"drafter_seconds[{name!r}]") for name, value in drafters.items()},
-        prefill_token_seconds=_number(document.get("prefill_token_seconds", 0.0), "prefill_token_seconds"),
-        conditions=document.get("conditions") or {},
+        points=tuple(read_point(row, number) for number, row in enumerate(rows, 1)),
+        drafter_seconds={
+            str(name): read_seconds(value, f"drafter_seconds[{name!r}]") for name, value in drafters.items()
+        },
+        prefill_token_seconds=read_seconds(document.get("prefill_token_seconds", 0.0), "prefill_token_seconds"),
+        conditions=conditions,
     )
 
 
-def _point(row: Any, number: int) -> CostPoint:
+def read_point(row: Any, number: int) -> CostPoint:
+    """One point of a cost file; raises SpecprobeError naming the `number` of the point and what is wrong."""
     if not isinstance(row, dict):
         raise SpecprobeError(f"cost: point {number} is not an object")
+    seconds = read_seconds(row.get("seconds"), f"point {number}: 'seconds'")
+    if seconds < SHORTEST_SECONDS:
+        raise SpecprobeError(f"cost: point {number}: 'seconds' must be positive, and those of a round")
     return CostPoint(
         batch=_whole(row.get("batch"), f"point {number}: 'batch'"),
         query_tokens=_whole(row.get("query_tokens"), f"point {number}: 'query_tokens'"),
         context=_whole(row.get("context"), f"point {number}: 'context'"),
-        seconds=_number(row.get("seconds"), f"point {number}: 'seconds'"),
-        spread_seconds=_number(row.get("spread_seconds", 0.0), f"point {number}: 'spread_seconds'"),
+        seconds=seconds,
+        spread_seconds=read_seconds(row.get("spread_seconds", 0.0), f"point {number}: 'spread_seconds'"),
         repeats=max(1, _whole(row.get("repeats", 1), f"point {number}: 'repeats'")),
         outliers=_whole(row.get("outliers", 0), f"point {number}: 'outliers'"),
     )
@@ -223,9 +234,10 @@ def _whole(value: Any, what: str) -> int:
     return value
 
 
-def _number(value: Any, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise SpecprobeError(f"cost: {what} must be a number that is not negative")
+def read_seconds(value: Any, what: str) -> float:
+    """A number that can be a time in seconds: from 0, and not so large that arithmetic on it overflows."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST_SECONDS:
+        raise SpecprobeError(f"cost: {what} must be a number from 0 to {LONGEST_SECONDS:g}")
     return float(value)
 
 

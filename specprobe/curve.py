@@ -27,6 +27,8 @@ Floats = NDArray[np.float64]
 
 # Every fit is reported at least this deep.
 REPORTED_DEPTH = 8
+# Deeper than any engine drafts.
+DEEPEST = 1024
 # Expected counts get arbitrarily small: a position with less than one round in all identifies nothing.
 MIN_ROUNDS_AT_RISK = 1.0
 # Models within this of the smallest QAICc have substantial support (Burnham & Anderson 2002, section 2.6);
@@ -314,8 +316,8 @@ def _check_depths(given: Mapping[int, float], what: str) -> None:
     if not given:
         raise SpecprobeError(f"{what}: none given; give one for each depth that was measured")
     for depth in given:
-        if depth < 1 or depth != int(depth):
-            raise SpecprobeError(f"{what} at depth {depth:g}: not a depth; give a whole number of draft tokens")
+        if not 1 <= depth <= DEEPEST or depth != int(depth):
+            raise SpecprobeError(f"{what} at depth {depth:.4g}: not a depth; give whole numbers from 1 to {DEEPEST}")
 
 
 def _fit_accepted(accepted: Mapping[int, float], tolerance: Mapping[int, float]) -> CurveFit:

@@ -8,5 +8,5 @@ from typing import Any
 
 
 def dump_document(document: Mapping[str, Any]) -> str:
-    """One line of JSON; NaN never gets in."""
-    return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    """One line of JSON in ASCII, so that no terminal, encoding or control character can spoil it; NaN never gets in."""
+    return json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":"))

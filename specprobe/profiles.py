@@ -121,6 +121,7 @@ PROFILES: tuple[Profile, ...] = (
     ),
 )
 
+LONGEST_VERSION = 40
 ENGINE_ALIASES = {"transformers": "hf", "llamacpp": "llama.cpp", "llama-cpp": "llama.cpp"}
 
 
@@ -159,6 +160,6 @@ def outside_known_versions(engine: str) -> Literal["older", "newer"] | None:
 
 def _version_key(version: str, engine: str) -> tuple[int, ...]:
     numbers = re.findall(r"\d+", version)
-    if not re.match(r"[vb]?\d", version) or not numbers:
+    if not re.match(r"[vb]?\d", version) or len(version) > LONGEST_VERSION:
         raise SpecprobeError(f"--engine: {engine!r} has no version number after '@'; write for example vllm@0.30")
     return tuple(int(number) for number in numbers)

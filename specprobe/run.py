@@ -157,7 +157,7 @@ def load_run(path: Path) -> Run:
         document = json.loads(path.read_bytes())
     except OSError as error:
         raise SpecprobeError(f"{path}: {error.strerror or 'cannot be read'}; name a run that `analyze` wrote") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise SpecprobeError(f"{path}: not JSON; name a run that `analyze` wrote") from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
@@ -263,6 +263,13 @@ def _run_from_json(document: Mapping[str, Any]) -> Run:
         for entry in document["responses"]
     )
     output_tokens = {lengths.temperature: lengths.output_tokens for lengths in responses}
+    if not all(len(r.ids) == r.prompt_tokens.size == r.output_tokens.size for r in responses):
+        raise ValueError("responses of unequal length")
+    _expect(document["workload"], dict, "workload")
+    _expect(document["target"] or {}, dict, "target")
+    _expect((document["target"] or {}).get("name", ""), str, "target name")
+    _expect(document["engine_profile"], str, "engine_profile")
+    _expect(document["settings"], dict, "settings")
     return Run(
         workload=document["workload"],
         target=document["target"],
@@ -273,6 +280,11 @@ def _run_from_json(document: Mapping[str, Any]) -> Run:
         notices=tuple(Notice(entry["code"], entry["message"]) for entry in document["warnings"]),
         version=document["specprobe_version"],
     )
+
+
+def _expect(value: Any, kind: type, what: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} is no {kind.__name__}")
 
 
 def _acceptance_from_json(entry: Mapping[str, Any], output_tokens: Mapping[float, NDArray[np.int32]]) -> Acceptance:
@@ -288,6 +300,8 @@ def _acceptance_from_json(entry: Mapping[str, Any], output_tokens: Mapping[float
             counts[row, : len(values[key])] = values[key]
         return counts.reshape(num_prompts, depth, depth)
 
+    _expect(entry["drafter"], str, "drafter")
+    _expect(entry["config"], dict, "config")
     return Acceptance(
         drafter=entry["drafter"],
         config=entry["config"],

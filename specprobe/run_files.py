@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 from specprobe.errors import SpecprobeError
-from specprobe.paths import runs_folder, write_private
+from specprobe.paths import file_errors, runs_folder, write_private
 
 
 def keep_run(document: str, out: Path | None) -> Path:
@@ -17,13 +18,24 @@ def keep_run(document: str, out: Path | None) -> Path:
     path = runs_folder() / name
     write_private(path, document + "\n")
     if out is not None:
-        write_private(out, document + "\n")
+        write_private(out.resolve(), document + "\n")
     return path
+
+
+def check_out(out: Path) -> None:
+    """Refuse what cannot become a run's file before hours are spent on the run."""
+    with file_errors(out):
+        if out.exists() and not out.is_file():
+            raise SpecprobeError(f"--out {out}: is no regular file; give the name of a file")
+        parent = next(folder for folder in out.absolute().parents if folder.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
+            raise SpecprobeError(f"--out {out}: {parent} cannot be written to; give another place")
 
 
 def last_run() -> Path:
     """The newest run of this project."""
-    runs = sorted(runs_folder().glob("*.json"))
+    with file_errors(runs_folder()):
+        runs = sorted(runs_folder().glob("*.json"))
     if not runs:
         raise SpecprobeError("no run in .specprobe/runs; run `specprobe analyze PROMPTS` first, or name a run's file")
     return runs[-1]

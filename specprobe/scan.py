@@ -213,7 +213,8 @@ class Tally:
             return f"{self.path}: no rows; nothing to read"
         if set(self.skipped) == {"length_only"}:
             return f"{self.path}: lengths only, no text: cannot be replayed; log the prompts too"
-        keys = ", ".join(inert(key) for key in self.keys_seen) or "none"
+        # Without a column that is known, the first line of a CSV may well be data.
+        keys = "a header of CSV" if self.container == "csv" else ", ".join(map(inert, self.keys_seen)) or "none"
         hint = _answers_only_hint(self.keys_seen) or "name the prompt's column with --prompt-field"
         return f"{self.path}: no usable prompt in {self.rows} rows ({self._reasons()}); keys seen: {keys}; {hint}"
 

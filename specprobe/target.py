@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from specprobe.embedded import EMBEDDED_NAME, HUB_NAME, embedded_folder, is_embedded, missing_error
 from specprobe.errors import SpecprobeError
+from specprobe.notices import inert
 from specprobe.quiet import quick_imports, quiet_transformers, scipy_unseen
 from specprobe.tokens import Tokenizer, TokenizerRecord, as_ids, first_line, load_tokenizer, unreachable_error
 from specprobe.trajectory import Trajectory
@@ -159,21 +160,26 @@ def load_target(
             precision = _precision(dtype, place)
             try:
                 model, stored = _model(location, precision, embedded=folder is not None)
+                ends = as_ids(model.generation_config.eos_token_id if model.generation_config else None)
             except OSError as error:
                 raise missing_error() if is_embedded(name) else unreachable_error("target", location, error) from error
             except SafetensorError as error:
                 raise SpecprobeError(
                     f"target {location}: its weights are damaged ({first_line(error)}); download them again"
                 ) from error
-            except (ValueError, ImportError, KeyError, RuntimeError) as error:
-                raise SpecprobeError(f"target {location}: {first_line(error)}; name a causal language model") from error
+            except SpecprobeError:
+                raise
+            except Exception as error:  # a damaged folder makes transformers raise anything
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                raise SpecprobeError(
+                    f"target {location}: cannot be loaded ({reason}); name a causal language model"
+                ) from error
             try:
                 model = model.to(place).eval()
             except torch.OutOfMemoryError as error:
                 raise SpecprobeError(
                     f"target {location}: does not fit on {place}; try --dtype bfloat16 or --device cpu"
                 ) from error
-            ends = as_ids(model.generation_config.eos_token_id if model.generation_config else None)
             tokenizer = load_tokenizer(name, template_kwargs=template_kwargs, eos_ids=ends)
     return Target(model, tokenizer, _record(model, EMBEDDED_NAME if folder else location, stored, tokenizer))
 
@@ -188,12 +194,27 @@ def _model(location: str, precision: Any, *, embedded: bool) -> tuple[Any, Any]:
         config = AutoConfig.from_pretrained(location, trust_remote_code=False)
         # Read first: loading overwrites it with the dtype asked for.
         stored = getattr(config, "dtype", None)
-        model = AutoModelForCausalLM.from_pretrained(
-            location, dtype=precision, trust_remote_code=False, weights_only=True
+        model, found = AutoModelForCausalLM.from_pretrained(
+            location, dtype=precision, trust_remote_code=False, weights_only=True, output_loading_info=True
         )
+        _check_complete(location, found)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return model, stored
+
+
+def _check_complete(location: str, found: Mapping[str, Any]) -> None:
+    """transformers fills weights that a checkpoint lacks with random numbers and goes on.
+
+    Weights that are too many are another matter: checkpoints carry heads and towers that a causal model leaves out.
+    """
+    for what in ("missing", "mismatched"):
+        names = sorted(str(name) for name in found.get(f"{what}_keys", ()))
+        if names:
+            raise SpecprobeError(
+                f"target {location}: {len(names)} {what} weights, such as {inert(names[0], 80)}; "
+                "they do not belong to this config.json: get the checkpoint again"
+            )
 
 
 def _embedded_model(folder: str, precision: Any) -> tuple[Any, Any]:

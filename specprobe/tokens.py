@@ -21,7 +21,7 @@ from specprobe.trajectory import TokenIds, token_ids
 
 # What a template raises for a conversation it does not take: its own raise_exception and undefined names (jinja2's
 # TemplateError is added where jinja2 is imported), or Python's errors for a value of another type than it expects.
-_PYTHON_FAILURES = (TypeError, ValueError, KeyError, AttributeError, IndexError)
+_PYTHON_FAILURES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _RESERVED_KWARGS = frozenset(
     {"conversation", "messages", "tools", "chat_template", "tokenize", "add_generation_prompt", "return_dict",
      "return_tensors", "padding", "truncation", "max_length", "continue_final_message"}
@@ -245,8 +245,11 @@ def load_tokenizer(
             ends = _generation_eos(location)
         except OSError as error:
             raise missing_error() if is_embedded(name) else unreachable_error("tokenizer", location, error) from error
-        except (ValueError, ImportError) as error:
-            raise SpecprobeError(f"tokenizer {location}: {first_line(error)}; name another with --tokenizer") from error
+        except SpecprobeError:
+            raise
+        except Exception as error:  # a damaged folder makes transformers raise anything
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise SpecprobeError(f"tokenizer {location}: cannot be loaded ({reason}); name another") from error
     return Tokenizer(
         backend, name=EMBEDDED_NAME if folder else location, template_kwargs=template_kwargs, eos_ids={*eos_ids, *ends}
     )
@@ -257,11 +260,18 @@ def unreachable_error(kind: str, name: str, error: Exception) -> SpecprobeError:
     text = str(error)
     if "gated repo" in text:
         remedy = "accept its licence on huggingface.co and log in with `hf auth login`"
-    elif Path(name).exists():
+    elif _exists(name):
         return SpecprobeError(f"{kind} {name}: {first_line(error)}; give the folder of a Hugging Face checkpoint")
     else:
         remedy = "give a folder or a Hub id (OWNER/NAME), and check the network"
     return SpecprobeError(f"{kind} {name}: neither a folder here nor a model the Hub gave; {remedy}")
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except OSError:
+        return False
 
 
 def first_line(error: Exception) -> str:
@@ -306,9 +316,10 @@ def _generation_eos(location: str) -> list[int]:
 
 def as_ids(value: int | Sequence[int] | None) -> list[int]:
     """A config's token id, list of ids or nothing, as a list."""
-    if value is None:
-        return []
-    return [value] if isinstance(value, int) else list(value)
+    ids = [] if value is None else [value] if isinstance(value, int) else list(value)
+    if not all(isinstance(i, int) for i in ids):
+        raise ValueError("a token id that is no whole number")
+    return ids
 
 
 def _common_start(a: str, b: str) -> str:
@@ -355,7 +366,7 @@ def _call(call: dict[str, Any], *, as_mapping: bool) -> dict[str, Any]:
 def _parsed(text: str) -> Any:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
 

@@ -144,6 +144,20 @@ ANSWERED = {"id": 1, "prompt_token_ids": TOKENS, "output_token_ids": TOKENS}
         (["analyze", "log.jsonl", "--temperature", "hot"], "--temperature"),
         (["analyze", "log.jsonl", "--temperature", ""], "--temperature"),
         (["analyze", "log.jsonl", "--temperature", "-1"], "--temperature"),
+        (["analyze", "log.jsonl", "--temperature", "1e-40"], "--temperature"),
+        (["analyze", "log.jsonl", "--max-model-len", "9999999999999999999"], "--max-model-len"),
+        (["analyze", "log.jsonl", "--drafter", "ngram:min=99999999999999999999"], "min="),
+        (["analyze", "log.jsonl", "--drafter", "suffix:max_tree_depth=100000000"], "max_tree_depth"),
+        (["analyze", "log.jsonl", "--drafter", "suffix:max_spec_factor=1e19"], "max_spec_factor"),
+        (["analyze", "log.jsonl", "--engine", "vllm@" + 5000 * "9"], "--engine"),
+        (["analyze", "log.jsonl", "--draft-sampling", "sampled"], "--draft-sampling"),
+        (["analyze", "log.jsonl", "--target", ""], "--target"),
+        (["analyze", "log.jsonl", "--target", "a", "--tokenizer", "b"], "--tokenizer"),
+        (["analyze", "log.jsonl", "--responses", "generate", "--tokenizer", "b"], "--tokenizer"),
+        (["analyze", "log.jsonl", "--chat-template-kwargs", '{"a": NaN}'], "--chat-template-kwargs"),
+        (["analyze", "log.jsonl", "--chat-template-kwargs", "[" * 100_000], "--chat-template-kwargs"),
+        (["fit", "--rate", "999999999999999999999=0.5"], "depth"),
+        (["inspect", "log.jsonl", "--prompt-field", ""], "--prompt-field"),
         (["analyze", "log.jsonl", "--temperature", "nan"], "--temperature"),
         (["analyze", "log.jsonl", "--temperature", "0,0"], "twice"),
         (["analyze", "log.jsonl", "--temperature", "0,1", "--responses", "logged"], "one temperature"),
@@ -257,6 +271,72 @@ def test_a_full_disk_is_one_line(capsys, log, monkeypatch):
     assert "disk is full" in err
     # The answer was printed before it could not be kept.
     assert json.loads(out)["schema"] == "specprobe.run/1"
+
+
+def test_what_nobody_foresaw_is_one_line_too(capsys, log, monkeypatch):
+    def broken(*_arguments, **_options):
+        raise ZeroDivisionError("division\nby zero")
+
+    monkeypatch.setattr("specprobe.analyze.replay", broken)
+    status, _, err = run(capsys, "analyze", log)
+    assert status == 2
+    assert err.splitlines()[-1].startswith("error: unexpected ZeroDivisionError: division by zero")
+    monkeypatch.setenv("SPECPROBE_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        run(capsys, "analyze", log)
+
+
+@pytest.mark.parametrize("out", [".", "log.jsonl/run.json", "pipe"])
+def test_out_is_checked_before_the_work(capsys, log, out, monkeypatch):
+    os.mkfifo("pipe")
+    monkeypatch.setattr("specprobe.analyze.replay", None)
+    status, _, err = run(capsys, "analyze", log, "--out", out)
+    assert status == 2
+    assert "--out" in err.splitlines()[-1]
+
+
+def test_out_follows_a_link_and_leaves_it(capsys, log):
+    Path("real.json").write_text("old")
+    Path("link.json").symlink_to("real.json")
+    assert run(capsys, "analyze", log, "--json", "--out", "link.json")[0] == 0
+    assert Path("link.json").is_symlink()
+    assert json.loads(Path("real.json").read_text())["schema"] == "specprobe.run/1"
+
+
+def test_a_cost_file_and_timing_options_contradict(capsys, log):
+    Path("cost.json").write_text(json.dumps(COST))
+    run(capsys, "analyze", log, "--depth", "2")
+    for option in (["--target", "x"], ["--dtype", "float32"], ["--device", "cpu"], ["--remeasure"]):
+        status, _, err = run(capsys, "recommend", "--cost", "cost.json", *option)
+        assert status == 2
+        assert "nothing is timed" in err
+
+
+def test_control_characters_of_ids_do_not_reach_a_terminal(capsys, tmp_path):
+    rows = [{"id": "\x9b31m\u202eé", "prompt_token_ids": TOKENS, "output_token_ids": TOKENS}]
+    out = run(capsys, "analyze", write_rows(tmp_path / "log.jsonl", rows), "--json")[1]
+    assert out.isascii()
+    assert json.loads(out)["results"][0]["per_prompt"][0]["id"] == rows[0]["id"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_of_another_encoding_gets_the_report(log, encoding, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    result = specprobe("analyze", log)
+    assert (result.returncode, "Traceback" in result.stderr) == (0, False)
+    assert "ngram" in result.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_device_is_one_line(log):
+    for arguments in (["analyze", log], ["inspect", log, "--json"], ["fit", "--rate", "1=0.5"]):
+        with Path("/dev/full").open("w") as full:
+            command = [sys.executable, "-m", "specprobe", *arguments]
+            result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+        assert result.returncode == 2
+        assert "Traceback" not in result.stderr
+        assert "Exception ignored" not in result.stderr
+        assert result.stderr.splitlines()[-1].startswith("error: ")
 
 
 def specprobe(*arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:

@@ -82,6 +82,10 @@ def test_a_cost_file_comes_back(tmp_path):
         ({"points": [{"batch": 1.9, "query_tokens": 1, "context": 0, "seconds": 1}]}, "whole"),
         ({"drafter_seconds": {"ngram": -1}}, "drafter_seconds"),
         ({"drafter_seconds": [1]}, "drafter_seconds"),
+        ({"conditions": "H100"}, "conditions"),
+        ({"prefill_token_seconds": 10**400}, "prefill"),
+        ({"points": [{"batch": 1, "query_tokens": 1, "context": 0, "seconds": 1e308}]}, "seconds"),
+        ({"points": [{"batch": 1, "query_tokens": 1, "context": 0, "seconds": 5e-324}]}, "seconds"),
     ],
 )
 def test_a_wrong_cost_file_is_refused_by_what_is_wrong(change, said, tmp_path):
@@ -93,7 +97,7 @@ def test_a_wrong_cost_file_is_refused_by_what_is_wrong(change, said, tmp_path):
 
 
 def test_what_is_no_cost_file_at_all(tmp_path):
-    for content in (b"", b"\xff", b"[]", b"{"):
+    for content in (b"", b"\xff", b"[]", b"{", b"[" * 100_000):
         path = tmp_path / "cost.json"
         path.write_bytes(content)
         with pytest.raises(SpecprobeError):

@@ -112,3 +112,26 @@ def test_embedded_target_is_converted_once(monkeypatch, tmp_path):
     assert [p.name for p in folder.parent.iterdir()] == [folder.name]
     record = load_target(device="cpu").record
     assert (record.stored_dtype, record.dtype, record.parameters) == ("bfloat16", "float32", 134_515_008)
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path):
+    """transformers would fill them with random numbers."""
+    folder = toy.write_checkpoint(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(SpecprobeError, match="missing weights") as refused:
+        load_target(str(folder), device="cpu")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("config.json", "null"), ("config.json", '{"model_type": "llama", "hidden_size": "x"}'), ("config.json", "{"),
+     ("tokenizer.json", "[]"), ("generation_config.json", "[]"), ("generation_config.json", '{"eos_token_id": "x"}')],
+)  # fmt: skip
+def test_a_damaged_folder_is_one_line(tmp_path, file, content):
+    folder = toy.write_checkpoint(tmp_path)
+    (folder / file).write_text(content)
+    with pytest.raises(SpecprobeError) as refused:
+        load_target(str(folder), device="cpu")
+    assert "\n" not in str(refused.value)

@@ -84,18 +84,18 @@ def read_option(
     key: str,
     default: Number,
     convert: Callable[[str], Number],
-    low: Number,
+    bounds: tuple[Number, Number],
     spec: str,
 ) -> Number:
-    """One option of a drafter spec as a number not below `low`, or the default."""
+    """One option of a drafter spec as a number within bounds, or the default."""
     if key not in options:
         return default
     try:
         value = convert(options[key])
     except ValueError:
         raise SpecprobeError(f"--drafter: {spec}: {key}={options[key]!r} is not a number") from None
-    if not value >= low or value == float("inf"):
-        raise SpecprobeError(f"--drafter: {spec}: {key}={options[key]} must be at least {low}")
+    if not bounds[0] <= value <= bounds[1]:
+        raise SpecprobeError(f"--drafter: {spec}: {key}={options[key]} must be from {bounds[0]:g} to {bounds[1]:g}")
     return value
 
 

@@ -15,7 +15,9 @@ from specprobe.errors import SpecprobeError
 from specprobe.profiles import NgramRule, Profile
 from specprobe.trajectory import Trajectory
 
-_UNLIMITED = np.iinfo(np.int16).max
+_UNLIMITED = int(np.iinfo(np.int16).max)
+# Each length has a table of its own, and no engine's users look up more.
+LONGEST_LOOKUP = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,8 @@ def make_ngram(options: Mapping[str, str], profile: Profile) -> NgramDrafter:
     rule = profile.ngram
     known = ("min", "max") if rule.copy_limit is None else ("min", "max", "copy")
     refuse_unknown_options(options, known, f"ngram of {profile.name}")
-    max_n = read_option(options, "max", 0, int, 1, "ngram")
-    min_n = read_option(options, "min", 0, int, 1, "ngram")
+    max_n = read_option(options, "max", 0, int, (1, LONGEST_LOOKUP), "ngram")
+    min_n = read_option(options, "min", 0, int, (1, LONGEST_LOOKUP), "ngram")
     if profile.has_ngram_min:
         rule = replace(rule, min_n=min_n or max_n or rule.min_n, max_n=max_n or min_n or rule.max_n)
     elif min_n in (0, rule.min_n):
@@ -95,7 +97,7 @@ def make_ngram(options: Mapping[str, str], profile: Profile) -> NgramDrafter:
     if rule.copy_limit is not None:
         if rule.min_n != rule.max_n:
             raise SpecprobeError(f"--drafter: ngram: {profile.name} looks up one length; give min equal to max")
-        copy_limit = read_option(options, "copy", rule.copy_limit, int, 1, "ngram")
+        copy_limit = read_option(options, "copy", rule.copy_limit, int, (1, _UNLIMITED), "ngram")
         size = rule.max_n
         rule = replace(rule, copy_limit=copy_limit, min_copied=size, min_history=size + copy_limit + 3)
     return NgramDrafter(rule)

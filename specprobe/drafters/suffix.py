@@ -34,7 +34,6 @@ from specprobe.drafters.suffix_tree import (
     start_sequence,
     with_room,
 )
-from specprobe.errors import SpecprobeError
 from specprobe.profiles import Profile
 from specprobe.rounds import walk_rounds
 from specprobe.trajectory import Trajectory
@@ -110,15 +109,19 @@ def make_suffix(options: Mapping[str, str], profile: Profile) -> SuffixDrafter: 
     """`suffix[:max_tree_depth=N,max_cached_requests=N,max_spec_factor=F,min_token_prob=P]`."""
     default = SuffixDrafter()
     refuse_unknown_options(options, default.config, "suffix")
-    drafter = SuffixDrafter(
-        max_tree_depth=read_option(options, "max_tree_depth", default.max_tree_depth, int, 1, "suffix"),
-        max_cached_requests=read_option(options, "max_cached_requests", default.max_cached_requests, int, 0, "suffix"),
-        max_spec_factor=read_option(options, "max_spec_factor", default.max_spec_factor, float, 0, "suffix"),
-        min_token_prob=read_option(options, "min_token_prob", default.min_token_prob, float, 0, "suffix"),
+
+    def whole(key: str, low: int, high: int) -> int:
+        return read_option(options, key, int(default.config[key]), int, (low, high), "suffix")
+
+    def share(key: str, high: float) -> float:
+        return read_option(options, key, float(default.config[key]), float, (0.0, high), "suffix")
+
+    return SuffixDrafter(
+        max_tree_depth=whole("max_tree_depth", 1, 1024),
+        max_cached_requests=whole("max_cached_requests", 0, 10**9),
+        max_spec_factor=share("max_spec_factor", 1024.0),
+        min_token_prob=share("min_token_prob", 1.0),
     )
-    if drafter.min_token_prob > 1:
-        raise SpecprobeError(f"--drafter: suffix: min_token_prob={drafter.min_token_prob:g} is above 1")
-    return drafter
 
 
 class _SharedTree:

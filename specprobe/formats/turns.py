@@ -203,7 +203,7 @@ def _arguments(value: Any) -> Any:
     if isinstance(value, str):
         parsed = parse_json(value)
         return parsed if isinstance(parsed, dict) else value
-    return value if isinstance(value, dict) else json.dumps(value)
+    return value if isinstance(value, dict) else json.dumps(value, default=str)
 
 
 def parse_json(text: Any) -> Any:
