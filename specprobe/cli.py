@@ -336,7 +336,8 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted; what was finished is kept, the same command goes on from there")
         return INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):
+        # typer and rich exit by themselves where whoever read our output has left: that is no failed gate.
         _stop_writing()
         return 0
     except Exception as error:
