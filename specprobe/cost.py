@@ -6,7 +6,6 @@ A `CostTable` holds points and interpolates between them; where they come from (
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from specprobe.documents import read_document
 from specprobe.errors import SpecprobeError
 
 SCHEMA = "specprobe.cost/1"
@@ -173,23 +173,14 @@ class CostSurface:
 
 def read_cost_file(path: Path) -> CostTable:
     """The cost table of a JSON file (docs/method.md, "Cost files"); its source is `file`, whoever wrote it."""
+    document = read_document(path, SCHEMA, "see 'Cost files' in docs/method.md")
     try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise SpecprobeError(f"{path}: {error.strerror or 'cannot be read'}; give a cost file with --cost") from None
-    except (ValueError, RecursionError):
-        raise SpecprobeError(f"{path}: not JSON; see 'Cost files' in docs/method.md") from None
-    try:
-        return cost_from_json(document, "file")
+        return _cost_from_json(document)
     except SpecprobeError as error:
         raise SpecprobeError(f"{path}: {error}") from None
 
 
-def cost_from_json(document: Any, source: Literal["measured", "file"]) -> CostTable:
-    """A cost table from its document. Raises SpecprobeError for anything that is not one."""
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        found = document.get("schema") if isinstance(document, dict) else None
-        raise SpecprobeError(f"cost: schema is {found!r}; this version reads {SCHEMA!r}")
+def _cost_from_json(document: Mapping[str, Any]) -> CostTable:
     rows = document.get("points")
     if not isinstance(rows, list):
         raise SpecprobeError("cost: 'points' must be a list")
@@ -200,7 +191,7 @@ def cost_from_json(document: Any, source: Literal["measured", "file"]) -> CostTa
     if not isinstance(conditions, dict):
         raise SpecprobeError("cost: 'conditions' must be an object")
     return CostTable(
-        source=source,
+        source="file",
         points=tuple(read_point(row, number) for number, row in enumerate(rows, 1)),
         drafter_seconds={
             str(name): read_seconds(value, f"drafter_seconds[{name!r}]") for name, value in drafters.items()

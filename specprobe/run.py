@@ -6,7 +6,6 @@ are derived again when it is loaded.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from specprobe import __version__
 from specprobe.acceptance import Acceptance, DepthTotals
 from specprobe.curve import CurveFit, fit_counts
+from specprobe.documents import read_document
 from specprobe.errors import SpecprobeError
 from specprobe.interval import Interval, ratio_intervals, tokens_per_round_intervals
 from specprobe.notices import Notice
@@ -153,15 +153,7 @@ def run_document(run: Run, summaries: Sequence[ResultSummary]) -> dict[str, Any]
 
 def load_run(path: Path) -> Run:
     """Read a run again. Raises SpecprobeError for a file that is not a run of a version this one knows."""
-    try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise SpecprobeError(f"{path}: {error.strerror or 'cannot be read'}; name a run that `analyze` wrote") from None
-    except (ValueError, RecursionError):
-        raise SpecprobeError(f"{path}: not JSON; name a run that `analyze` wrote") from None
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if schema != SCHEMA:
-        raise SpecprobeError(f"{path}: schema is {schema!r}; this version reads {SCHEMA!r}")
+    document = read_document(path, SCHEMA, "name a run that `analyze` wrote")
     try:
         return _run_from_json(document)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from specprobe.cost import CostPoint, CostTable, cost_from_json, read_cost_file
+from specprobe.cost import CostPoint, CostTable, read_cost_file
 from specprobe.errors import SpecprobeError
 
 
@@ -104,5 +104,3 @@ def test_what_is_no_cost_file_at_all(tmp_path):
             read_cost_file(path)
     with pytest.raises(SpecprobeError, match="missing"):
         read_cost_file(tmp_path / "missing.json")
-    with pytest.raises(SpecprobeError, match="schema"):
-        cost_from_json(None, "file")
