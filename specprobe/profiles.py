@@ -148,7 +148,8 @@ def resolve_profile(engine: str = ENGINE) -> Profile:
 def outside_known_versions(engine: str) -> Literal["older", "newer"] | None:
     """Whether the version asked for lies outside those whose rules were read, which may then be wrong for it."""
     version = engine.partition("@")[2]
-    if not version:
+    # llama.cpp's build numbers (b9999) and the dates of its profiles cannot be compared.
+    if not version or version.startswith("b"):
         return None
     known = [_version_key(p.version, engine) for p in PROFILES if p.engine == resolve_profile(engine).engine]
     asked = _version_key(version, engine)

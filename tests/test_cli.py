@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import toy_target as toy
 
 from specprobe.cli import run_command
 
@@ -310,6 +311,37 @@ def test_a_cost_file_and_timing_options_contradict(capsys, log):
         status, _, err = run(capsys, "recommend", "--cost", "cost.json", *option)
         assert status == 2
         assert "nothing is timed" in err
+
+
+def test_no_text_of_the_log_gets_out(capsys, tmp_path):
+    folder = toy.write_checkpoint(tmp_path / "toy")
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"SECRET {i}"},
+                {"role": "assistant", "content": f"SECRET {i} SECRET"},
+            ]
+        }
+        for i in range(20)
+    ]
+    name = write_rows(tmp_path / "log.jsonl", rows)
+    Path("cost.json").write_text(json.dumps(COST))
+    shown = ""
+    for arguments in (
+        ["inspect", name],
+        ["inspect", name, "--json"],
+        ["analyze", name, "--tokenizer", str(folder)],
+        ["analyze", name, "--target", str(folder), "--json", "--max-new-tokens", "4", "--responses", "generate"],
+        ["analyze", name, "--target", str(folder), "--json"],
+        ["recommend", "--cost", "cost.json"],
+    ):
+        status, out, err = run(capsys, *arguments)
+        assert status == 0, err
+        shown += out + err
+    kept = [path for path in Path(".specprobe").rglob("*") if path.is_file()]
+    assert len(kept) > 3
+    shown += "".join(f"{path} {path.read_text()}" for path in kept)
+    assert "SECRET" not in shown
 
 
 def test_control_characters_of_ids_do_not_reach_a_terminal(capsys, tmp_path):
