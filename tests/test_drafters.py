@@ -122,7 +122,8 @@ def test_transformers_always_goes_down_to_one():
 @pytest.mark.parametrize(
     ("engine", "outside"),
     [("vllm@0.6.6", "older"), ("vllm@0.13", None), ("vllm@0.31", None), ("vllm@0.33.2", None), ("vllm@0.34", "newer"),
-     ("vllm", None), ("llama.cpp@b9999", None), ("llama.cpp@2025-01", "older"), ("hf@4.0", "older"), ("transformers@5.24.1", None)],
+     ("vllm", None), ("llama.cpp@b9999", None), ("llama.cpp@2025-01", "older"),
+     ("hf@4.0", "older"), ("transformers@5.24.1", None)],
 )  # fmt: skip
 def test_a_version_outside_the_known_ones_is_said(engine, outside):
     assert outside_known_versions(engine) == outside
