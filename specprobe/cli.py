@@ -164,9 +164,9 @@ def analyze(
     as_json: JsonOption = False,
 ) -> None:
     """Replay drafters over a prompt log: acceptance by position, tokens per round by depth, curves."""
-    from specprobe.analyze import AnalyzeOptions
     from specprobe.analyze import analyze as run_analyze
     from specprobe.documents import dump_document
+    from specprobe.options import AnalyzeOptions
     from specprobe.progress import OnStderr
     from specprobe.run import run_document, summarize
     from specprobe.run_files import check_out, keep_run

@@ -1,0 +1,92 @@
+"""What the user asks of `analyze`, checked before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from specprobe import defaults
+from specprobe.errors import SpecprobeError
+from specprobe.scan import ReadOptions
+
+MAX_DEPTH = 64
+ONE_TEMPERATURE = (
+    "--temperature: logged answers were sampled at one temperature; give that one, or --responses generate"
+)
+Responses = Literal["auto", "generate", "logged"]
+
+
+@dataclass(frozen=True, slots=True)
+class AnalyzeOptions:
+    """Everything that decides what `analyze` does; refused where it makes no sense, before any work is done.
+
+    `target`: a Hub id or folder, None for the embedded one. `temperatures`: None for 0 where responses are
+    generated, and for what the log says where they are logged. `tokenizer`: for logged text, None for the target's.
+    """
+
+    prompts: tuple[str, ...]
+    target: str | None = None
+    tokenizer: str | None = None
+    drafters: tuple[str, ...] = ()
+    depth: int = defaults.DEPTH
+    temperatures: tuple[float, ...] | None = None
+    responses: Responses = "auto"
+    engine: str = defaults.ENGINE
+    draft_sampling: Literal["greedy", "sampled", "both"] = "greedy"
+    dtype: str | None = None
+    device: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_new_tokens: int = defaults.MAX_NEW_TOKENS
+    max_model_len: int | None = None
+    batch_size: int = defaults.BATCH_SIZE
+    seed: int = 0
+    read: ReadOptions = field(default_factory=ReadOptions)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.depth <= MAX_DEPTH:
+            raise SpecprobeError(f"--depth {self.depth}: must be from 1 to {MAX_DEPTH}")
+        self._check_temperatures()
+        for name, value in (("max-new-tokens", self.max_new_tokens), ("batch-size", self.batch_size)):
+            if value < 1:
+                raise SpecprobeError(f"--{name} {value}: must be at least 1")
+        if self.seed < 0:
+            raise SpecprobeError(f"--seed {self.seed}: must not be negative")
+        if self.max_model_len is not None and self.max_model_len > 2**31:
+            raise SpecprobeError(f"--max-model-len {self.max_model_len}: must be at most {2**31}")
+        for name, text in (("target", self.target), ("tokenizer", self.tokenizer)):
+            if text == "":
+                raise SpecprobeError(f"--{name}: is empty; give a folder or a Hub id, or leave it out")
+        if self.tokenizer is not None and self.responses == "generate":
+            raise SpecprobeError("--tokenizer: is for logged text; what is generated is cut by the target's own")
+        if self.max_model_len is not None:
+            check_depth_fits(self.depth, self.max_model_len)
+        if self.target is not None and self.tokenizer is not None:
+            raise SpecprobeError("--tokenizer: the target brings its own; leave --tokenizer or --target out")
+        if self.draft_sampling == "sampled":
+            raise SpecprobeError(
+                "--draft-sampling sampled: n-gram and suffix propose tokens, not distributions; use greedy"
+            )
+
+    def _check_temperatures(self) -> None:
+        if self.temperatures is None:
+            return
+        if not self.temperatures:
+            raise SpecprobeError("--temperature: name at least one")
+        for temperature in self.temperatures:
+            # vLLM raises anything between to 0.01.
+            if temperature != 0 and not 0.01 <= temperature <= 10:
+                raise SpecprobeError(f"--temperature {temperature:g}: must be 0, or from 0.01 to 10")
+        if len(set(self.temperatures)) < len(self.temperatures):
+            raise SpecprobeError("--temperature: a value occurs twice")
+        if self.responses == "logged" and len(self.temperatures) > 1:
+            raise SpecprobeError(ONE_TEMPERATURE)
+
+
+def check_depth_fits(depth: int, max_model_len: int) -> None:
+    """Refuse a depth that no round could draft."""
+    # A round needs a prompt token, the sampled one, the drafts and the bonus token.
+    if depth + 3 > max_model_len:
+        raise SpecprobeError(
+            f"--depth {depth}: does not fit a context of {max_model_len} tokens; lower it or raise --max-model-len"
+        )

@@ -1,0 +1,169 @@
+"""Where the responses to replay come from: the target writes them now, or the log holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from specprobe.errors import SpecprobeError
+from specprobe.notices import Notice, inert
+from specprobe.options import ONE_TEMPERATURE, AnalyzeOptions
+from specprobe.progress import Advance, Stages
+from specprobe.prompt import Prompt
+from specprobe.trajectories import TrajectorySet, generated_trajectories, logged_trajectories
+from specprobe.trajectory import TokenIds, token_ids
+from specprobe.workload import Workload
+
+if TYPE_CHECKING:
+    from specprobe.generate import Progress
+    from specprobe.store import TrajectoryStore
+    from specprobe.target import Target
+    from specprobe.tokens import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Trajectories by temperature, and who they come from."""
+
+    temperatures: tuple[float, ...]
+    sets: tuple[TrajectorySet, ...]
+    mode: Literal["generated", "logged"]
+    target: Target | None
+    tokenizer: Tokenizer | None
+    mismatch: Mapping[str, Any] | None = None
+    notices: tuple[Notice, ...] = ()
+
+
+def get_responses(
+    options: AnalyzeOptions, workload: Workload, stages: Stages, store: TrajectoryStore | None
+) -> Sources:
+    """The responses to replay; raises SpecprobeError where there is none."""
+    mode = options.responses
+    if mode == "auto":
+        all_logged = all(prompt.has_answer for prompt in workload.prompts)
+        mode = "logged" if all_logged else "generate"
+        if all_logged and len(options.temperatures or ()) > 1:
+            raise SpecprobeError(ONE_TEMPERATURE)
+    sources = (
+        _logged(options, workload.prompts, stages) if mode == "logged" else _generated(options, workload, stages, store)
+    )
+    for trajectories in sources.sets:
+        if not trajectories.trajectories:
+            reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(trajectories.skipped.items())) or "none given"
+            remedy = "use --responses generate" if mode == "logged" else "check the prompts against the model's context"
+            raise SpecprobeError(f"no response to replay (skipped: {reasons}); {remedy}")
+    return sources
+
+
+def _logged(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages) -> Sources:
+    """The log's own answers; a named target also judges whether it could have written them."""
+    if not any(prompt.has_answer for prompt in prompts):
+        raise SpecprobeError(f"none of {len(prompts)} prompts has a logged answer; use --responses generate")
+    temperature, notices = _logged_temperature(options, prompts)
+    target = _load_target(options, stages) if options.target is not None else None
+    tokenizer = target.tokenizer if target else None
+    if any(prompt.token_ids is None or prompt.answer_token_ids is None for prompt in prompts if prompt.has_answer):
+        if options.tokenizer is not None or tokenizer is None:
+            from specprobe.tokens import load_tokenizer
+
+            tokenizer = load_tokenizer(options.tokenizer, template_kwargs=options.template_kwargs)
+        if options.tokenizer is None and target is None:
+            notices.append(
+                Notice(
+                    "tokenizer_not_named",
+                    f"logged text was cut into tokens by {tokenizer.name}, which nobody named; another model's "
+                    "tokens accept differently: name the one that wrote the log with --tokenizer or --target",
+                )
+            )
+    found = logged_trajectories(
+        prompts, tokenizer, temperature=temperature, max_model_len=context_limit(options, target)
+    )
+    mismatch = None
+    if target is not None and found.trajectories:
+        _check_vocabulary((ids for t in found.trajectories for ids in (t.prompt_ids, t.output_ids)), target)
+        from specprobe.mismatch import measure_mismatch
+
+        stages.say(f"scoring {len(found.trajectories)} logged answers with {target.record.name}")
+        measured = measure_mismatch(target.score(found.trajectories, temperature=temperature), temperature)
+        if measured is not None:
+            mismatch = asdict(measured)
+            notices += measured.notices()
+    return Sources((temperature,), (found,), "logged", target, tokenizer, mismatch, tuple(notices))
+
+
+def _generated(options: AnalyzeOptions, workload: Workload, stages: Stages, store: TrajectoryStore | None) -> Sources:
+    """Responses that the target writes, one set for each temperature."""
+    target = _load_target(options, stages)
+    _check_vocabulary((token_ids(p.token_ids) for p in workload.prompts if p.token_ids is not None), target)
+    sets = []
+    temperatures = (0.0,) if options.temperatures is None else options.temperatures
+    for temperature in temperatures:
+        with stages.track(f"generating at temperature {temperature:g}", 1.0) as advance:
+            found = generated_trajectories(
+                workload.prompts,
+                target,
+                temperature=temperature,
+                seed=options.seed,
+                max_new_tokens=options.max_new_tokens,
+                max_model_len=options.max_model_len,
+                batch_size=options.batch_size,
+                store=store,
+                on_progress=_advancing(advance),
+            )
+        if found.reused:
+            stages.say(f"{found.reused} responses at temperature {temperature:g} were there already")
+        sets.append(found)
+    return Sources(temperatures, tuple(sets), "generated", target, target.tokenizer)
+
+
+def _logged_temperature(options: AnalyzeOptions, prompts: Sequence[Prompt]) -> tuple[float, list[Notice]]:
+    """The temperature of the log: what the user says, else what all rows say, else 0; and what does not fit it."""
+    said = {prompt.settings["temperature"] for prompt in prompts if "temperature" in prompt.settings}
+    all_say = all("temperature" in prompt.settings for prompt in prompts if prompt.has_answer)
+    if options.temperatures is None and len(said) == 1 and all_say:
+        return float(said.pop()), []
+    temperature = options.temperatures[0] if options.temperatures else 0.0
+    if not said - {temperature}:
+        return temperature, []
+    notice = Notice(
+        "other_temperature",
+        f"rows of the log say temperature {', '.join(f'{value:g}' for value in sorted(said))}, the result says "
+        f"{temperature:g}: analyze each temperature by itself and name it with --temperature",
+    )
+    return temperature, [notice]
+
+
+def _advancing(advance: Advance) -> Callable[[Progress], None]:
+    """Tell a progress bar of the share of tokens that are written; the rest is an upper bound, so it jumps ahead."""
+
+    def on_progress(progress: Progress) -> None:
+        done = progress.tokens / max(progress.tokens_at_most, 1)
+        advance(done, f"{progress.responses}/{progress.responses_wanted} responses")
+
+    return on_progress
+
+
+def _load_target(options: AnalyzeOptions, stages: Stages) -> Target:
+    from specprobe.target import load_target
+
+    stages.say(f"loading {inert(options.target or 'the embedded target', 200)}")
+    return load_target(
+        options.target, device=options.device, dtype=options.dtype, template_kwargs=options.template_kwargs
+    )
+
+
+def context_limit(options: AnalyzeOptions, target: Target | None) -> int | None:
+    """The smaller of what the user says and what the model has; None where neither is known."""
+    limits = [options.max_model_len, target.record.max_position_embeddings if target else None]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _check_vocabulary(token_ids: Iterable[TokenIds], target: Target) -> None:
+    """Ids that the target does not have belong to another model's tokenizer."""
+    largest = max((int(ids.max()) for ids in token_ids if ids.size), default=0)
+    if largest >= target.record.vocab_size:
+        raise SpecprobeError(
+            f"token id {largest} is outside the vocabulary of {target.record.name} ({target.record.vocab_size} ids); "
+            "these ids are another model's: name that one with --target"
+        )
