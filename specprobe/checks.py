@@ -12,6 +12,7 @@ from specprobe.acceptance import Acceptance
 from specprobe.interval import MIN_PROMPTS
 from specprobe.notices import Notice
 from specprobe.trajectory import Trajectory
+from specprobe.units import format_plural
 
 # The standard error of a rate near 1/2 is 5 % at 100 rounds; below that depths cannot be told apart.
 MIN_DRAFTED_ROUNDS = 100
@@ -34,7 +35,7 @@ def check_responses(trajectories: Sequence[Trajectory]) -> list[Notice]:
         notices.append(
             Notice(
                 "too_few_prompts",
-                f"{num_responses} responses: intervals over fewer than {MIN_PROMPTS} prompts are too narrow or "
+                f"{format_plural(num_responses, 'response')}: intervals over fewer than {MIN_PROMPTS} prompts are too narrow or "
                 "missing; use more prompts before you decide",
             )
         )
@@ -76,7 +77,7 @@ def check_acceptance(acceptance: Acceptance) -> list[Notice]:
         notices.append(
             Notice(
                 "too_few_rounds",
-                f"{label}: {totals.drafted_rounds} drafted rounds are too few to tell depths apart; "
+                f"{label}: {format_plural(totals.drafted_rounds, 'drafted round')} cannot tell depths apart; "
                 "use more or longer responses",
             )
         )
