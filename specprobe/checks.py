@@ -35,8 +35,8 @@ def check_responses(trajectories: Sequence[Trajectory]) -> list[Notice]:
         notices.append(
             Notice(
                 "too_few_prompts",
-                f"{format_plural(num_responses, 'response')}: intervals over fewer than {MIN_PROMPTS} prompts are too narrow or "
-                "missing; use more prompts before you decide",
+                f"{format_plural(num_responses, 'response')}: intervals over fewer than {MIN_PROMPTS} prompts are too "
+                "narrow or missing; use more prompts before you decide",
             )
         )
     looping = sum(is_degenerate_loop(trajectory.output_ids) for trajectory in trajectories)
