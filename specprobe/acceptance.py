@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Counts = NDArray[np.int32]
+Counts = NDArray[np.int32] | NDArray[np.float64]
+Count = int | float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Acceptance:
     """What one drafter did on one set of trajectories, prompt by prompt, at every depth 1..K.
 
-    Raw counts, all int32: `output_tokens` [P] (length of each response), `rounds` [P, K],
+    Raw counts, int32 (float64 expectations for sampled drafts): `output_tokens` [P] (length of each response),
+    `rounds` [P, K],
     `drafted_at`, `at_risk_at`, `accepted_at` [P, K, K], where [p, k-1, i-1] is prompt p at depth k, position i:
     rounds whose draft had at least i tokens; of these, rounds in which positions 1..i-1 were accepted and the
     text reaches position i; of these, rounds in which position i was accepted too (vLLM's per-position count).
@@ -33,6 +35,8 @@ class Acceptance:
     drafted_at: Counts
     at_risk_at: Counts
     accepted_at: Counts
+    adoption: int = 1
+    outside_share: float | None = None
 
     @property
     def depth(self) -> int:
@@ -52,12 +56,12 @@ class Acceptance:
     @property
     def drafted_tokens(self) -> Counts:
         """[P, K] draft tokens proposed."""
-        return self.drafted_at.sum(axis=2, dtype=np.int32)
+        return self.drafted_at.sum(axis=2, dtype=self.drafted_at.dtype)
 
     @property
     def accepted_tokens(self) -> Counts:
         """[P, K] draft tokens accepted."""
-        return self.accepted_at.sum(axis=2, dtype=np.int32)
+        return self.accepted_at.sum(axis=2, dtype=self.accepted_at.dtype)
 
     def totals(self, depth: int) -> DepthTotals:
         """The counts at one depth, summed over prompts."""
@@ -66,11 +70,16 @@ class Acceptance:
             depth=depth,
             responses=len(self.ids),
             emitted_tokens=int(self.emitted_tokens.sum(dtype=np.int64)),
-            rounds=int(self.rounds[:, row].sum(dtype=np.int64)),
-            drafted_at=tuple(self.drafted_at[:, row, :depth].sum(axis=0, dtype=np.int64).tolist()),
-            at_risk_at=tuple(self.at_risk_at[:, row, :depth].sum(axis=0, dtype=np.int64).tolist()),
-            accepted_at=tuple(self.accepted_at[:, row, :depth].sum(axis=0, dtype=np.int64).tolist()),
+            rounds=_sum(self.rounds[:, row]).item(),
+            drafted_at=tuple(_sum(self.drafted_at[:, row, :depth]).tolist()),
+            at_risk_at=tuple(_sum(self.at_risk_at[:, row, :depth]).tolist()),
+            accepted_at=tuple(_sum(self.accepted_at[:, row, :depth]).tolist()),
         )
+
+
+def _sum(counts: Counts) -> Any:
+    """Over prompts, without overflow."""
+    return counts.sum(axis=0, dtype=np.int64 if counts.dtype.kind == "i" else np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,23 +93,23 @@ class DepthTotals:
     depth: int
     responses: int
     emitted_tokens: int
-    rounds: int
-    drafted_at: tuple[int, ...]
-    at_risk_at: tuple[int, ...]
-    accepted_at: tuple[int, ...]
+    rounds: Count
+    drafted_at: tuple[Count, ...]
+    at_risk_at: tuple[Count, ...]
+    accepted_at: tuple[Count, ...]
 
     @property
-    def drafted_rounds(self) -> int:
+    def drafted_rounds(self) -> Count:
         """Rounds with at least one draft token."""
         return self.drafted_at[0]
 
     @property
-    def drafted_tokens(self) -> int:
+    def drafted_tokens(self) -> Count:
         """Draft tokens proposed."""
         return sum(self.drafted_at)
 
     @property
-    def accepted_tokens(self) -> int:
+    def accepted_tokens(self) -> Count:
         """Draft tokens accepted."""
         return sum(self.accepted_at)
 

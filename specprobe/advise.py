@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specprobe.cost import CostPoint, CostTable, read_cost_file, read_point, read_seconds
-from specprobe.drafters import Drafter, parse_drafter
+from specprobe.drafters import Drafter, HybridSpec, ModelSpec, parse_drafter
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
 from specprobe.paths import state_folder, write_private
@@ -110,7 +110,8 @@ def _measured(
     grid = plan_grid(concurrencies, depth, lengths.mean_context, target.record.max_position_embeddings)
     check_memory(target, grid)
     profile = resolve_profile(run.engine_profile)
-    drafters = [parse_drafter(spec, profile) for spec in run.settings["drafters"]]
+    parsed = [parse_drafter(spec, profile) for spec in run.settings["drafters"]]
+    drafters = [drafter for drafter in parsed if not isinstance(drafter, ModelSpec | HybridSpec)]
     return measured_cost(target, grid, drafters, depth, stages, remeasure=options.remeasure)
 
 

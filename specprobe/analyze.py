@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from specprobe.acceptance import Acceptance
 from specprobe.checks import check_acceptance, check_responses
-from specprobe.drafters import Drafter, Limits, parse_drafter
+from specprobe.drafters import DraftContext, Limits, OpenDrafter, Parsed, is_model_free, parse_drafter
+from specprobe.drafting import open_all, replay_all
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.options import AnalyzeOptions, check_depth_fits
 from specprobe.profiles import Profile, outside_known_versions, resolve_profile
-from specprobe.progress import Advance, Stages
-from specprobe.replay import replay
+from specprobe.progress import Stages
 from specprobe.responses import Sources, context_limit, get_responses
 from specprobe.run import ResponseLengths, Run
 from specprobe.trajectories import TrajectorySet
@@ -24,6 +24,8 @@ from specprobe.workload import Workload, read_workload
 
 if TYPE_CHECKING:
     from specprobe.store import TrajectoryStore
+    from specprobe.target import Target
+    from specprobe.tokens import Tokenizer
 
 DEFAULT_DRAFTERS = ("ngram", "suffix")
 
@@ -33,12 +35,30 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
     profile = resolve_profile(options.engine)
     drafters = _drafters(options, profile)
     workload = read_workload(options.prompts, **asdict(options.read))
-    sources = get_responses(options, workload, stages, store)
+    opened: list[OpenDrafter] = []
+    contexts: list[DraftContext] = []
+
+    def open_drafters(target: Target | None, tokenizer: Tokenizer | None) -> None:
+        """Whatever does not fit is refused before hours go into responses."""
+        contexts.append(
+            DraftContext(target, tokenizer, options.load, profile, options.depth, "sampled" in options.draft_samplings)
+        )
+        opened.extend(open_all(drafters, contexts[0]))
+
+    model_free = all(is_model_free(drafter) for drafter in drafters)
+    sources = get_responses(options, workload, stages, store, model_free=model_free, before=open_drafters)
     max_model_len = context_limit(options, sources.target)
     if max_model_len is not None:
         check_depth_fits(options.depth, max_model_len)
     limits = Limits(max_model_len, sources.tokenizer.eos_ids if sources.tokenizer else ())
-    results = _replays(drafters, sources, options, limits, stages)
+    results, drafter_notices = replay_all(
+        opened,
+        [found.trajectories for found in sources.sets],
+        contexts[0],
+        options.draft_samplings,
+        limits,
+        stages,
+    )
     return Run(
         workload=_workload_record(options, workload, sources),
         target=asdict(sources.target.record) if sources.target else None,
@@ -49,40 +69,29 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
             for trajectories, temperature in zip(sources.sets, sources.temperatures, strict=True)
         ),
         results=results,
-        notices=_all_notices(options, profile, workload, sources, results),
+        notices=(*_all_notices(options, profile, workload, sources, results), *drafter_notices),
     )
 
 
-def _drafters(options: AnalyzeOptions, profile: Profile) -> list[Drafter]:
+def _drafters(options: AnalyzeOptions, profile: Profile) -> list[Parsed]:
     drafters = [parse_drafter(spec, profile) for spec in _drafter_specs(options, profile)]
-    seen: list[tuple[str, Mapping[str, Any]]] = []
-    for drafter in drafters:
-        if (drafter.name, drafter.config) in seen:
+    if "sampled" in options.draft_samplings:
+        if not profile.samples_drafts:
+            raise SpecprobeError(
+                f"--draft-sampling: {profile.name} drafts greedily only; use greedy, or name another --engine"
+            )
+        if all(is_model_free(drafter) for drafter in drafters) and "greedy" not in options.draft_samplings:
+            raise SpecprobeError(
+                "--draft-sampling sampled: n-gram and suffix propose tokens, not distributions; use greedy"
+            )
+    for number, drafter in enumerate(drafters):
+        if drafter in drafters[:number]:
             raise SpecprobeError(f"--drafter: {drafter.name} is named twice with the same settings")
-        seen.append((drafter.name, drafter.config))
     return drafters
 
 
 def _drafter_specs(options: AnalyzeOptions, profile: Profile) -> tuple[str, ...]:
     return options.drafters or tuple(name for name in DEFAULT_DRAFTERS if name in profile.drafters)
-
-
-def _replays(
-    drafters: Sequence[Drafter], sources: Sources, options: AnalyzeOptions, limits: Limits, stages: Stages
-) -> tuple[Acceptance, ...]:
-    results = []
-    for found in sources.sets:
-        for drafter in drafters:
-            with stages.track(f"replaying {drafter.name}", len(found.trajectories)) as advance:
-                on_response = _counting(advance)
-                results.append(
-                    replay(drafter, found.trajectories, options.depth, limits=limits, on_response=on_response)
-                )
-    return tuple(results)
-
-
-def _counting(advance: Advance) -> Callable[[int], None]:
-    return lambda done: advance(done, "")
 
 
 def _lengths(found: TrajectorySet, temperature: float, source: str) -> ResponseLengths:
@@ -130,6 +139,7 @@ def _settings_record(options: AnalyzeOptions, sources: Sources, max_model_len: i
         "drafters": list(_drafter_specs(options, resolve_profile(options.engine))),
         "temperatures": list(sources.temperatures),
         "engine": options.engine,
+        "draft_samplings": list(options.draft_samplings),
         "max_model_len": max_model_len,
         "tokenizer": asdict(sources.tokenizer.record) if sources.tokenizer else None,
         "first_turn": options.read.first_turn,

@@ -77,7 +77,7 @@ def check_acceptance(acceptance: Acceptance) -> list[Notice]:
         notices.append(
             Notice(
                 "too_few_rounds",
-                f"{label}: {format_plural(totals.drafted_rounds, 'drafted round')} cannot tell depths apart; "
+                f"{label}: {format_plural(round(totals.drafted_rounds), 'drafted round')} cannot tell depths apart; "
                 "use more or longer responses",
             )
         )

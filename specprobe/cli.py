@@ -73,6 +73,11 @@ DtypeOption = Annotated[
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cuda, mps or cpu. Default: the best there is.")]
 
 
+TrustOption = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a model. Default: never.")
+]
+
+
 @app.callback(invoke_without_command=True)
 def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
@@ -116,7 +121,9 @@ def analyze(
         list[str] | None,
         typer.Option(
             "--drafter",
-            help="ngram, ngram:min=2,max=4, suffix; may be repeated. Default: all the engine has.",
+            help="ngram[:min=2,max=4], suffix, draft:MODEL, pard:MODEL, eagle:MODEL, eagle3:MODEL, mtp, medusa:MODEL, "
+            "mlp:MODEL, dflash:MODEL, early-exit:layers=N, hybrid:suffix+draft:MODEL, python:MODULE:CLASS; "
+            "may be repeated. Default: ngram and suffix.",
         ),
     ] = None,
     depth: Annotated[
@@ -135,8 +142,9 @@ def analyze(
     ] = defaults.ENGINE,
     draft_sampling: Annotated[
         DraftSamplingChoice,
-        typer.Option("--draft-sampling", help="n-gram and suffix propose tokens, not distributions: greedy only."),
+        typer.Option("--draft-sampling", help="How models draft above temperature 0. n-gram and suffix: greedy only."),
     ] = DraftSamplingChoice.greedy,
+    trust_remote_code: TrustOption = False,
     tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="Hub id or folder; for logged text.")] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -165,6 +173,7 @@ def analyze(
 ) -> None:
     """Replay drafters over a prompt log: acceptance by position, tokens per round by depth, curves."""
     from specprobe.analyze import analyze as run_analyze
+    from specprobe.causal_lm import LoadOptions
     from specprobe.documents import dump_document
     from specprobe.options import AnalyzeOptions
     from specprobe.progress import OnStderr
@@ -183,8 +192,7 @@ def analyze(
         responses=responses.value,
         engine=engine,
         draft_sampling=draft_sampling.value,
-        dtype=dtype,
-        device=device,
+        load=LoadOptions(device, dtype, trust_remote_code),
         template_kwargs=_json_object(chat_template_kwargs, "--chat-template-kwargs"),
         max_new_tokens=max_new_tokens,
         max_model_len=max_model_len,

@@ -7,3 +7,7 @@ class SpecprobeError(Exception):
     Write it as `where: what; what to do`, for example
     `prompts.jsonl:17: not JSON (unexpected end of line); delete the line or fix the writer`.
     """
+
+
+class UnreachableError(SpecprobeError):
+    """A model or tokenizer that is neither a folder here nor given by the Hub."""

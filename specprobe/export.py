@@ -13,7 +13,12 @@ Schedule = tuple[tuple[int, int, int], ...]
 
 
 def engine_config(
-    profile: Profile, drafter: str, config: Mapping[str, Any], depth: int, schedule: Schedule
+    profile: Profile,
+    drafter: str,
+    config: Mapping[str, Any],
+    depth: int,
+    schedule: Schedule,
+    draft_sampling: str = "greedy",
 ) -> dict[str, Any]:
     """`{engine: settings}` for the engine whose rules were replayed; empty where it has no such drafter.
 
@@ -23,7 +28,10 @@ def engine_config(
     writer = EXPORTS.get((engine, drafter))
     if writer is None:
         return {}
-    return {engine: writer(config, depth, schedule if profile.has_depth_by_batch else ())}
+    settings = writer(config, depth, schedule if profile.has_depth_by_batch else ())
+    if engine == "vllm" and draft_sampling == "sampled":
+        settings["draft_sample_method"] = "probabilistic"
+    return {engine: settings}
 
 
 def command_line(engine: str, settings: Mapping[str, Any]) -> str:
@@ -42,10 +50,7 @@ def _vllm_ngram(config: Mapping[str, Any], depth: int, schedule: Schedule) -> di
         "prompt_lookup_min": config["min"],
         "prompt_lookup_max": config["max"],
     }
-    if len({row[2] for row in schedule}) > 1:
-        settings["num_speculative_tokens"] = max(depth, *(row[2] for row in schedule))
-        settings["num_speculative_tokens_per_batch_size"] = [list(row) for row in schedule]
-    return settings
+    return _with_schedule(settings, schedule)
 
 
 def _vllm_suffix(config: Mapping[str, Any], depth: int, _: Schedule) -> dict[str, Any]:
@@ -73,9 +78,44 @@ def _llama_cpp_ngram(config: Mapping[str, Any], depth: int, _: Schedule) -> dict
     }
 
 
+def _vllm_model(
+    method: str, *, takes_schedule: bool = True, **more: Any
+) -> Callable[[Mapping[str, Any], int, Schedule], dict[str, Any]]:
+    """Settings that name a model; MTP's is the target itself."""
+
+    def write(config: Mapping[str, Any], depth: int, schedule: Schedule) -> dict[str, Any]:
+        settings: dict[str, Any] = {"method": method}
+        if "model" in config:
+            settings["model"] = config["model"]
+        settings["num_speculative_tokens"] = depth
+        if config.get("vocabulary") == "mapped":
+            settings["use_heterogeneous_vocab"] = True
+        if config.get("parallel"):
+            settings["parallel_drafting"] = True
+        return {**_with_schedule(settings, schedule if takes_schedule else ()), **more}
+
+    return write
+
+
+def _with_schedule(settings: dict[str, Any], schedule: Schedule) -> dict[str, Any]:
+    """With a depth by batch size, where the schedule has more than one."""
+    if len({row[2] for row in schedule}) > 1:
+        settings["num_speculative_tokens"] = max(settings["num_speculative_tokens"], *(row[2] for row in schedule))
+        settings["num_speculative_tokens_per_batch_size"] = [list(row) for row in schedule]
+    return settings
+
+
 EXPORTS: Mapping[tuple[str, str], Callable[[Mapping[str, Any], int, Schedule], dict[str, Any]]] = {
     ("vllm", "ngram"): _vllm_ngram,
     ("vllm", "suffix"): _vllm_suffix,
+    ("vllm", "draft"): _vllm_model("draft_model"),
+    ("vllm", "pard"): _vllm_model("draft_model", parallel_drafting=True),
+    ("vllm", "eagle"): _vllm_model("eagle"),
+    ("vllm", "eagle3"): _vllm_model("eagle3"),
+    ("vllm", "mtp"): _vllm_model("mtp"),
+    ("vllm", "dflash"): _vllm_model("dflash"),
+    ("vllm", "medusa"): _vllm_model("medusa", takes_schedule=False),
+    ("vllm", "mlp"): _vllm_model("mlp_speculator", takes_schedule=False),
     ("hf", "ngram"): _hf_ngram,
     ("llama.cpp", "ngram"): _llama_cpp_ngram,
 }

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specprobe import defaults
+from specprobe.causal_lm import LoadOptions
 from specprobe.errors import SpecprobeError
+from specprobe.replay import DraftSampling
 from specprobe.scan import ReadOptions
 
 MAX_DEPTH = 64
@@ -34,8 +36,7 @@ class AnalyzeOptions:
     responses: Responses = "auto"
     engine: str = defaults.ENGINE
     draft_sampling: Literal["greedy", "sampled", "both"] = "greedy"
-    dtype: str | None = None
-    device: str | None = None
+    load: LoadOptions = field(default_factory=LoadOptions)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     max_new_tokens: int = defaults.MAX_NEW_TOKENS
     max_model_len: int | None = None
@@ -63,10 +64,11 @@ class AnalyzeOptions:
             check_depth_fits(self.depth, self.max_model_len)
         if self.target is not None and self.tokenizer is not None:
             raise SpecprobeError("--tokenizer: the target brings its own; leave --tokenizer or --target out")
-        if self.draft_sampling == "sampled":
-            raise SpecprobeError(
-                "--draft-sampling sampled: n-gram and suffix propose tokens, not distributions; use greedy"
-            )
+
+    @property
+    def draft_samplings(self) -> tuple[DraftSampling, ...]:
+        """The ways of drafting asked for."""
+        return ("greedy", "sampled") if self.draft_sampling == "both" else (self.draft_sampling,)
 
     def _check_temperatures(self) -> None:
         if self.temperatures is None:

@@ -45,7 +45,8 @@ class Profile:
     """One engine at one version.
 
     `has_ngram_min`: whether its users can set the shortest lookup. `has_depth_by_batch`: whether it takes a table of
-    depths by batch size. `source` says where the rules were read.
+    depths by batch size. `samples_drafts`: whether drafts can be drawn from the draft distribution. `mtp_feeds_back`:
+    what DeepSeek's module hands to the next position. `source` says where the rules were read.
     """
 
     engine: str
@@ -55,6 +56,8 @@ class Profile:
     source: str
     has_ngram_min: bool = True
     has_depth_by_batch: bool = False
+    samples_drafts: bool = False
+    mtp_feeds_back: Literal["pre_norm", "post_norm"] = "pre_norm"
 
     @property
     def name(self) -> str:
@@ -66,6 +69,10 @@ _VLLM_V1 = NgramRule(min_n=5, max_n=5, match="earliest")
 _VLLM_V2 = NgramRule(min_n=5, max_n=5, match="latest", pad="last_token")
 _VLLM_V1_SOURCE = "vllm {} vllm/v1/spec_decode/ngram_proposer.py"
 
+_VLLM_METHODS = ("ngram", "suffix", "draft", "pard", "eagle", "eagle3", "mtp", "dflash", "early-exit")
+# Both left vLLM between 0.30 and 0.33.
+_VLLM_METHODS_TO_0_30 = (*_VLLM_METHODS, "medusa", "mlp")
+
 # Oldest first within an engine: the newest one not above the version asked for applies.
 PROFILES: tuple[Profile, ...] = (
     *(
@@ -73,9 +80,11 @@ PROFILES: tuple[Profile, ...] = (
             "vllm",
             version,
             _VLLM_V1,
-            ("ngram", "suffix"),
+            _VLLM_METHODS_TO_0_30,
             _VLLM_V1_SOURCE.format(version),
             has_depth_by_batch=version in ("0.26", "0.30"),  # documented since 0.24
+            samples_drafts=version != "0.13",
+            mtp_feeds_back="post_norm" if version in ("0.26", "0.30") else "pre_norm",
         )
         for version in ("0.13", "0.22", "0.26", "0.30")
     ),
@@ -83,25 +92,31 @@ PROFILES: tuple[Profile, ...] = (
         "vllm",
         "0.33",
         _VLLM_V2,
-        ("ngram", "suffix"),
+        _VLLM_METHODS,
         "vllm 0.33 vllm/v1/worker/gpu/spec_decode/ngram/speculator.py (model runner V2)",
         has_depth_by_batch=True,
+        samples_drafts=True,
+        mtp_feeds_back="post_norm",
     ),
     Profile(
         "vllm-v1",
         "0.33",
         _VLLM_V1,
-        ("ngram", "suffix"),
+        _VLLM_METHODS,
         _VLLM_V1_SOURCE.format("0.33"),
         has_depth_by_batch=True,
+        samples_drafts=True,
+        mtp_feeds_back="post_norm",
     ),
     Profile(
         "hf",
         "5.24",
         NgramRule(min_n=1, max_n=2, match="earliest", stop_at_end_token=True),
-        ("ngram",),
+        ("ngram", "draft", "mtp", "dflash", "early-exit"),
         "transformers 5.24 generation/candidate_generator.py, PromptLookupCandidateGenerator",
         has_ngram_min=False,
+        samples_drafts=True,
+        mtp_feeds_back="post_norm",
     ),
     Profile(
         "llama.cpp",
@@ -116,7 +131,7 @@ PROFILES: tuple[Profile, ...] = (
             min_copied=12,
             min_history=12 + 48 + 3,
         ),
-        ("ngram",),
+        ("ngram", "draft", "eagle3", "mtp", "dflash"),
         "llama.cpp 2026-10 common/ngram-map.cpp, ngram-simple",
     ),
 )

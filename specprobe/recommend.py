@@ -21,6 +21,7 @@ from specprobe.speedup import (
     best_depth,
     depth_options,
     drafter_seconds,
+    has_cost,
     summed_counts,
 )
 
@@ -100,9 +101,13 @@ def recommend(run: Run, temperature: float, cost: CostTable, concurrencies: Sequ
     Raises SpecprobeError where there is nothing to decide on: no result, or no round in any of them.
     """
     lengths = run.responses_at(temperature)
-    acceptances = [a for a in run.results if a.temperature == temperature and a.rounds.any()]
-    if not acceptances:
+    with_rounds = [a for a in run.results if a.temperature == temperature and a.rounds.any()]
+    if not with_rounds:
         raise SpecprobeError("recommend: the run holds no rounds (no response is longer than one token); analyze more")
+    acceptances = [a for a in with_rounds if has_cost(a, cost)]
+    uncosted = list(dict.fromkeys(a.drafter for a in with_rounds if not has_cost(a, cost)))
+    if not acceptances:
+        raise SpecprobeError(f"recommend: {_no_drafting_time(uncosted)}")
     by_batch = [_depth_by_batch(acceptance, lengths, cost) for acceptance in acceptances]
     schedules = [_rows(depths) for depths in by_batch]
     verdicts = tuple(_verdict(run, acceptances, schedules, cost, lengths, concurrency) for concurrency in concurrencies)
@@ -118,12 +123,27 @@ def recommend(run: Run, temperature: float, cost: CostTable, concurrencies: Sequ
         scheduled_drafter=acceptances[chosen].drafter,
         schedule=schedules[chosen],
         export=leading.export,
-        notices=(*run.notices, *_notices(acceptances, lengths, cost, concurrencies)),
+        notices=(
+            *run.notices,
+            *([Notice("no_drafting_time", _no_drafting_time(uncosted))] if uncosted else []),
+            *_notices(acceptances, lengths, cost, concurrencies),
+        ),
     )
 
 
 def _is_of(acceptance: Acceptance, option: Option) -> bool:
-    return acceptance.drafter == option.drafter and acceptance.config == option.config
+    return (acceptance.drafter, acceptance.config, acceptance.draft_sampling) == (
+        option.drafter,
+        option.config,
+        option.draft_sampling,
+    )
+
+
+def _no_drafting_time(drafters: Sequence[str]) -> str:
+    return (
+        f"{', '.join(drafters)}: how long drafting takes is not known, so no speed-up can be given; name it in a cost "
+        "file, under drafter_seconds (docs/method.md, Cost files)"
+    )
 
 
 def _verdict(
@@ -140,7 +160,7 @@ def _verdict(
     as_good = [
         option
         for option in options
-        if (option.drafter, option.config) == (top.drafter, top.config)
+        if (option.drafter, option.config, option.draft_sampling) == (top.drafter, top.config, top.draft_sampling)
         and option.speedup >= top.speedup * (1 - DEPTH_TOLERANCE)
     ]
     best = min(as_good, key=lambda option: option.depth)
@@ -154,7 +174,7 @@ def _verdict(
         best=best,
         baseline_round_seconds=best.round_seconds / best.break_even_tokens_per_round,
         options=(best, *options),
-        export=engine_config(profile, best.drafter, best.config, best.depth, schedule)
+        export=engine_config(profile, best.drafter, best.config, best.depth, schedule, best.draft_sampling)
         if verdict == "speculate"
         else {},
     )
@@ -269,6 +289,7 @@ def _option_json(option: Option) -> dict[str, Any]:
     return {
         "drafter": option.drafter,
         "config": dict(option.config),
+        "draft_sampling": option.draft_sampling,
         "depth": option.depth,
         "speedup": option.speedup,
         "interval": {"speedup": [option.low, option.high], "level": LEVEL},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from specprobe.errors import SpecprobeError
@@ -35,18 +35,33 @@ class Sources:
     notices: tuple[Notice, ...] = ()
 
 
+Before = Callable[["Target | None", "Tokenizer | None"], None]
+"""Called with target and tokenizer when they are there and nothing else is."""
+
+
 def get_responses(
-    options: AnalyzeOptions, workload: Workload, stages: Stages, store: TrajectoryStore | None
+    options: AnalyzeOptions,
+    workload: Workload,
+    stages: Stages,
+    store: TrajectoryStore | None,
+    *,
+    model_free: bool,
+    before: Before,
 ) -> Sources:
-    """The responses to replay; raises SpecprobeError where there is none."""
+    """The responses to replay; raises SpecprobeError where there is none.
+
+    `model_free`: whether all drafters draft from the text alone; then an answered log needs no target.
+    """
     mode = options.responses
     if mode == "auto":
-        all_logged = all(prompt.has_answer for prompt in workload.prompts)
+        all_logged = model_free and all(prompt.has_answer for prompt in workload.prompts)
         mode = "logged" if all_logged else "generate"
         if all_logged and len(options.temperatures or ()) > 1:
             raise SpecprobeError(ONE_TEMPERATURE)
     sources = (
-        _logged(options, workload.prompts, stages) if mode == "logged" else _generated(options, workload, stages, store)
+        _logged(options, workload.prompts, stages, before, model_free=model_free)
+        if mode == "logged"
+        else _generated(options, workload, stages, store, before)
     )
     for trajectories in sources.sets:
         if not trajectories.trajectories:
@@ -56,7 +71,9 @@ def get_responses(
     return sources
 
 
-def _logged(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages) -> Sources:
+def _logged(
+    options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages, before: Before, *, model_free: bool
+) -> Sources:
     """The log's own answers; a named target also judges whether it could have written them."""
     if not any(prompt.has_answer for prompt in prompts):
         raise SpecprobeError(f"none of {len(prompts)} prompts has a logged answer; use --responses generate")
@@ -67,7 +84,11 @@ def _logged(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages) 
         if options.tokenizer is not None or tokenizer is None:
             from specprobe.tokens import load_tokenizer
 
-            tokenizer = load_tokenizer(options.tokenizer, template_kwargs=options.template_kwargs)
+            tokenizer = load_tokenizer(
+                options.tokenizer,
+                template_kwargs=options.template_kwargs,
+                trust_remote_code=options.load.trust_remote_code,
+            )
         if options.tokenizer is None and target is None:
             notices.append(
                 Notice(
@@ -76,6 +97,7 @@ def _logged(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages) 
                     "tokens accept differently: name the one that wrote the log with --tokenizer or --target",
                 )
             )
+    before(target, tokenizer)
     found = logged_trajectories(
         prompts, tokenizer, temperature=temperature, max_model_len=context_limit(options, target)
     )
@@ -85,16 +107,26 @@ def _logged(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages) 
         from specprobe.mismatch import measure_mismatch
 
         stages.say(f"scoring {len(found.trajectories)} logged answers with {target.record.name}")
-        measured = measure_mismatch(target.score(found.trajectories, temperature=temperature), temperature)
+        scores = target.score(found.trajectories, temperature=temperature)
+        scored = tuple(replace(t, log_probs=s.log_probs) for t, s in zip(found.trajectories, scores, strict=True))
+        found = replace(found, trajectories=scored)
+        measured = measure_mismatch(scores, temperature)
         if measured is not None:
             mismatch = asdict(measured)
             notices += measured.notices()
+    if target is None and temperature > 0 and "sampled" in options.draft_samplings and not model_free:
+        raise SpecprobeError(
+            "--draft-sampling sampled: needs the target's probability of the logged tokens; name it with --target"
+        )
     return Sources((temperature,), (found,), "logged", target, tokenizer, mismatch, tuple(notices))
 
 
-def _generated(options: AnalyzeOptions, workload: Workload, stages: Stages, store: TrajectoryStore | None) -> Sources:
+def _generated(
+    options: AnalyzeOptions, workload: Workload, stages: Stages, store: TrajectoryStore | None, before: Before
+) -> Sources:
     """Responses that the target writes, one set for each temperature."""
     target = _load_target(options, stages)
+    before(target, target.tokenizer)
     _check_vocabulary((token_ids(p.token_ids) for p in workload.prompts if p.token_ids is not None), target)
     sets = []
     temperatures = (0.0,) if options.temperatures is None else options.temperatures
@@ -148,9 +180,7 @@ def _load_target(options: AnalyzeOptions, stages: Stages) -> Target:
     from specprobe.target import load_target
 
     stages.say(f"loading {inert(options.target or 'the embedded target', 200)}")
-    return load_target(
-        options.target, device=options.device, dtype=options.dtype, template_kwargs=options.template_kwargs
-    )
+    return load_target(options.target, **asdict(options.load), template_kwargs=options.template_kwargs)
 
 
 def context_limit(options: AnalyzeOptions, target: Target | None) -> int | None:

@@ -1,9 +1,9 @@
-"""The recursion over rounds of DESIGN's exact replay, for one-hot drafts.
+"""The recursion over rounds: which rounds an engine ran while it wrote a text, and what they accepted.
 
-For one-hot drafts every acceptance probability a_{s,i} is 0 or 1, so P(a round starts at s) is 0 or 1 too and the
-forward recursion is a walk: a round that starts at output token s and accepts j drafts emits j + 1 tokens, and the
-next round starts at s + j + 1. The prefill emits token 0 without a draft, so the first round starts at token 1
-(vLLM 0.32, and docs/method.md).
+A round that starts at output token s and accepts j drafts emits j + 1 tokens, and the next round starts at s + j + 1.
+The prefill emits token 0 without a draft, so the first round starts at token 1 (vLLM 0.32, and docs/method.md).
+For one-hot drafts every acceptance probability a_{s,i} is 0 or 1, so P(a round starts at s) is too, and the recursion
+is a walk. For sampled drafts it is a forward recursion over these probabilities, and the counts are expectations.
 """
 
 from __future__ import annotations
@@ -66,6 +66,66 @@ def walk_all_depths(
             accepted,
             row + 1,
             num_known,
+            drafted_at[row],
+            at_risk_at[row],
+            accepted_at[row],
+        )
+
+
+@njit(cache=True, nogil=True)
+def expect_rounds(
+    drafted: NDArray[np.int16],
+    survival: NDArray[np.float64],
+    depth: int,
+    drafted_at: NDArray[np.float64],
+    at_risk_at: NDArray[np.float64],
+    accepted_at: NDArray[np.float64],
+) -> float:
+    """Expected counts of the rounds of one response at one depth, given its text.
+
+    `drafted` [K, N] as for `walk_rounds`; `survival` [K, N], S_{s,i} = a_{s,1} ... a_{s,i} in row i-1, for drafts of
+    this depth. Adds to the three as `walk_rounds` does, up to the end of the text. Returns the expected number of
+    rounds.
+    """
+    num_output = drafted.shape[1]
+    # P(a round starts at s): 1 at token 1, then what earlier rounds send there.
+    starts = np.zeros(num_output + depth + 1)
+    starts[1] = 1.0
+    rounds = 0.0
+    for start in range(1, num_output):
+        here = starts[start]
+        if here == 0.0:
+            continue
+        rounds += here
+        num_drafted = drafted[depth - 1, start]
+        reached = 1.0
+        for i in range(num_drafted):
+            drafted_at[i] += here
+            if start + i < num_output:
+                at_risk_at[i] += here * reached
+                kept = survival[i, start]
+                accepted_at[i] += here * kept
+                starts[start + i + 1] += here * (reached - kept)
+                reached = kept
+        starts[start + min(num_drafted, num_output - start) + 1] += here * reached
+    return rounds
+
+
+@njit(cache=True, nogil=True)
+def expect_all_depths(
+    drafted: NDArray[np.int16],
+    survival: NDArray[np.float64],
+    rounds: NDArray[np.float64],
+    drafted_at: NDArray[np.float64],
+    at_risk_at: NDArray[np.float64],
+    accepted_at: NDArray[np.float64],
+) -> None:
+    """`expect_rounds` for every depth: `survival` [K, K, N], depth first, the others as in `walk_all_depths`."""
+    for row in range(drafted.shape[0]):
+        rounds[row] = expect_rounds(
+            drafted,
+            survival[row],
+            row + 1,
             drafted_at[row],
             at_risk_at[row],
             accepted_at[row],

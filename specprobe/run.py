@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specprobe import __version__
-from specprobe.acceptance import Acceptance, DepthTotals
+from specprobe.acceptance import Acceptance, Counts, DepthTotals
 from specprobe.curve import CurveFit, fit_counts
 from specprobe.documents import read_document
 from specprobe.errors import SpecprobeError
@@ -25,6 +25,7 @@ from specprobe.notices import Notice
 
 SCHEMA = "specprobe.run/1"
 LEVEL = 0.9
+ADOPTION_WORDS = {1: "flag", 2: "second model", 3: "trained head"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,6 +169,8 @@ def _result_json(summary: ResultSummary) -> dict[str, Any]:
         "temperature": acceptance.temperature,
         "draft_sampling": acceptance.draft_sampling,
         "fixed_length": acceptance.fixed_length,
+        "adoption": ADOPTION_WORDS[acceptance.adoption],
+        "outside_share": acceptance.outside_share,
         "depths": [
             _depth_json(totals, interval)
             for totals, interval in zip(summary.totals, summary.tokens_per_round, strict=True)
@@ -286,8 +289,11 @@ def _acceptance_from_json(entry: Mapping[str, Any], output_tokens: Mapping[float
     if len(rows) != num_prompts * depth or not math.isfinite(entry["temperature"]):
         raise ValueError(f"{len(rows)} rows for {num_prompts} prompts and {depth} depths")
 
-    def table(key: str) -> NDArray[np.int32]:
-        counts = np.zeros((len(rows), depth), dtype=np.int32)
+    # One-hot drafts are counted, sampled ones expected.
+    kind: type = np.int32 if entry["draft_sampling"] == "greedy" else np.float64
+
+    def table(key: str) -> Counts:
+        counts: Counts = np.zeros((len(rows), depth), dtype=kind)
         for row, values in enumerate(rows):
             counts[row, : len(values[key])] = values[key]
         return counts.reshape(num_prompts, depth, depth)
@@ -302,8 +308,11 @@ def _acceptance_from_json(entry: Mapping[str, Any], output_tokens: Mapping[float
         draft_sampling=entry["draft_sampling"],
         ids=tuple(row["id"] for row in rows[::depth]),
         output_tokens=output_tokens[entry["temperature"]],
-        rounds=np.array([row["rounds"] for row in rows], dtype=np.int32).reshape(num_prompts, depth),
+        rounds=np.array([row["rounds"] for row in rows], dtype=kind).reshape(num_prompts, depth),
         drafted_at=table("drafted_at"),
         at_risk_at=table("at_risk_at"),
         accepted_at=table("accepted_at"),
+        # Runs of the first version had model-free drafters only.
+        adoption={words: number for number, words in ADOPTION_WORDS.items()}[entry.get("adoption", "flag")],
+        outside_share=entry.get("outside_share"),
     )

@@ -24,6 +24,7 @@ from scipy.special import ndtri
 
 from specprobe.acceptance import Acceptance
 from specprobe.cost import CostSurface, CostTable
+from specprobe.drafters import MODEL_FREE
 from specprobe.interval import MIN_PROMPTS, bootstrap_t_columns
 from specprobe.run import ResponseLengths
 
@@ -48,6 +49,7 @@ class Option:
 
     drafter: str
     config: Mapping[str, Any]
+    draft_sampling: str
     depth: int
     concurrency: int
     tokens_per_round: float
@@ -102,6 +104,7 @@ def depth_options(
             Option(
                 drafter=acceptance.drafter,
                 config=acceptance.config,
+                draft_sampling=acceptance.draft_sampling,
                 depth=row + 1,
                 concurrency=concurrency,
                 tokens_per_round=emitted / rounds,
@@ -124,6 +127,11 @@ def best_depth(speedup: Speedup, sums: Floats) -> tuple[int, float]:
     """The depth with the largest speed-up, or a shallower one that is as good; and that speed-up. `sums` [K, 2 + K]."""
     speedups = speedup(sums)
     return 1 + int(np.argmax(speedups >= speedups.max() * (1 - DEPTH_TOLERANCE))), float(speedups.max())
+
+
+def has_cost(acceptance: Acceptance, cost: CostTable) -> bool:
+    """Whether the drafter's own time is known; n-gram and suffix take next to none, a model takes its time."""
+    return acceptance.drafter in MODEL_FREE or acceptance.drafter in cost.drafter_seconds
 
 
 def drafter_seconds(acceptance: Acceptance, cost: CostTable) -> float:

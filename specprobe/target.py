@@ -11,17 +11,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specprobe.causal_lm import (
+    LoadOptions,
+    choose_device,
+    choose_precision,
+    load_causal_lm,
+    loading_errors,
+    move,
+)
 from specprobe.embedded import EMBEDDED_NAME, HUB_NAME, embedded_folder, is_embedded, missing_error
-from specprobe.errors import SpecprobeError
-from specprobe.notices import inert
+from specprobe.errors import SpecprobeError, UnreachableError
 from specprobe.quiet import quick_imports, quiet_transformers, scipy_unseen
-from specprobe.tokens import Tokenizer, TokenizerRecord, as_ids, first_line, load_tokenizer, unreachable_error
+from specprobe.tokens import Tokenizer, TokenizerRecord, as_ids, load_tokenizer
 from specprobe.trajectory import Trajectory
 
 if TYPE_CHECKING:
     import torch
 
-DTYPES = ("float32", "bfloat16", "float16")
 # Values read of each weight matrix for the fingerprint: a finetune changes nearly all of them.
 _SAMPLED_VALUES = 64
 # Logits held at once while scoring, in float32 values (1 GB); one long response may take more.
@@ -77,6 +83,46 @@ class Target:
         """Where the model's inputs go."""
         device: torch.device = self.model.device
         return device
+
+    @property
+    def text_config(self) -> Any:
+        """The configuration of the language model, where the checkpoint has other towers too."""
+        return self.model.config.get_text_config()
+
+    @property
+    def decoder(self) -> Any:
+        """The model without its head: embeddings, layers, final norm."""
+        return self.model.get_decoder()
+
+    @property
+    def layers(self) -> torch.nn.ModuleList:
+        """The decoder's layers; raises SpecprobeError for an architecture that keeps them elsewhere."""
+        layers = getattr(self.decoder, "layers", None)
+        if layers is None:
+            raise SpecprobeError(
+                f"target {self.record.name}: {self.record.architecture} keeps its layers elsewhere than in `layers`; "
+                "drafters that read its hidden states do not work with it"
+            )
+        return layers
+
+    @property
+    def final_norm(self) -> Any:
+        """The norm before the head."""
+        for name in ("norm", "final_layernorm", "ln_f"):
+            if hasattr(self.decoder, name):
+                return getattr(self.decoder, name)
+        raise SpecprobeError(
+            f"target {self.record.name}: {self.record.architecture} has no final norm where specprobe looks; "
+            "drafters that read its hidden states do not work with it"
+        )
+
+    def release_layers(self) -> None:
+        """Give the memory of the layers back; embeddings, final norm and head, which drafters share, stay."""
+        import torch
+
+        self.decoder.layers = torch.nn.ModuleList()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -142,79 +188,33 @@ def load_target(
     *,
     device: str | None = None,
     dtype: str | None = None,
+    trust_remote_code: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> Target:
-    """Load a Hub id or a folder, by default the embedded target.
-
-    `device`: "cuda", "cuda:1", "mps" or "cpu", by default the best there is. `dtype`: one of DTYPES, by default
-    float32 on the CPU (bfloat16 there flips near-ties) and the checkpoint's own elsewhere.
-    """
+    """Load a Hub id or a folder, by default the embedded target; for the options see `LoadOptions`."""
+    options = LoadOptions(device, dtype, trust_remote_code)
     folder = embedded_folder() if is_embedded(name) else None
     location = str(folder) if folder else HUB_NAME if is_embedded(name) else str(name)
     with quick_imports():
-        import torch
-        from safetensors import SafetensorError
+        import torch  # noqa: F401  # with garbage collection off, whoever imports it next
 
         with quiet_transformers():
-            place = _device(device)
-            precision = _precision(dtype, place)
-            try:
-                model, stored = _model(location, precision, embedded=folder is not None)
+            place = choose_device(options.device)
+            if folder:
+                with loading_errors("target", location):
+                    model, stored = _embedded_model(location, choose_precision(options.dtype, place))
+                model = move("target", location, model, place)
+            else:
+                try:
+                    model, stored = load_causal_lm("target", location, place, options)
+                except UnreachableError as error:
+                    raise missing_error() if is_embedded(name) else error from error.__cause__
+            with loading_errors("target", location):
                 ends = as_ids(model.generation_config.eos_token_id if model.generation_config else None)
-            except OSError as error:
-                raise missing_error() if is_embedded(name) else unreachable_error("target", location, error) from error
-            except SafetensorError as error:
-                raise SpecprobeError(
-                    f"target {location}: its weights are damaged ({first_line(error)}); download them again"
-                ) from error
-            except SpecprobeError:
-                raise
-            except Exception as error:  # a damaged folder makes transformers raise anything
-                reason = f"{type(error).__name__}: {first_line(error)}"
-                raise SpecprobeError(
-                    f"target {location}: cannot be loaded ({reason}); name a causal language model"
-                ) from error
-            try:
-                model = model.to(place).eval()
-            except torch.OutOfMemoryError as error:
-                raise SpecprobeError(
-                    f"target {location}: does not fit on {place}; try --dtype bfloat16 or --device cpu"
-                ) from error
-            tokenizer = load_tokenizer(name, template_kwargs=template_kwargs, eos_ids=ends)
-    return Target(model, tokenizer, _record(model, EMBEDDED_NAME if folder else location, stored, tokenizer))
-
-
-def _model(location: str, precision: Any, *, embedded: bool) -> tuple[Any, Any]:
-    """The model on the CPU, and the dtype that its checkpoint is stored in (None where it does not say)."""
-    if embedded:
-        model, stored = _embedded_model(location, precision)
-    else:
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        config = AutoConfig.from_pretrained(location, trust_remote_code=False)
-        # Read first: loading overwrites it with the dtype asked for.
-        stored = getattr(config, "dtype", None)
-        model, found = AutoModelForCausalLM.from_pretrained(
-            location, dtype=precision, trust_remote_code=False, weights_only=True, output_loading_info=True
-        )
-        _check_complete(location, found)
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    return model, stored
-
-
-def _check_complete(location: str, found: Mapping[str, Any]) -> None:
-    """transformers fills weights that a checkpoint lacks with random numbers and goes on.
-
-    Weights that are too many are another matter: checkpoints carry heads and towers that a causal model leaves out.
-    """
-    for what in ("missing", "mismatched"):
-        names = sorted(str(name) for name in found.get(f"{what}_keys", ()))
-        if names:
-            raise SpecprobeError(
-                f"target {location}: {len(names)} {what} weights, such as {inert(names[0], 80)}; "
-                "they do not belong to this config.json: get the checkpoint again"
+            tokenizer = load_tokenizer(
+                name, template_kwargs=template_kwargs, eos_ids=ends, trust_remote_code=trust_remote_code
             )
+    return Target(model, tokenizer, _record(model, EMBEDDED_NAME if folder else location, stored, tokenizer))
 
 
 def _embedded_model(folder: str, precision: Any) -> tuple[Any, Any]:
@@ -230,34 +230,6 @@ def _embedded_model(folder: str, precision: Any) -> tuple[Any, Any]:
     weights = {name: weight.to(dtype) for name, weight in load_file(f"{folder}/model.safetensors").items()}
     config = LlamaConfig.from_pretrained(folder)
     return LlamaForCausalLM.from_pretrained(None, config=config, state_dict=weights, dtype=dtype), torch.bfloat16
-
-
-def _device(name: str | None) -> torch.device:
-    import torch
-
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name is None:
-        return torch.device(next(kind for kind, usable in available.items() if usable))
-    try:
-        place = torch.device(name)
-    except RuntimeError:
-        place = None
-    usable = [kind for kind, is_there in available.items() if is_there]
-    if place is None or place.type not in usable:
-        raise SpecprobeError(f"--device {name}: not available on this machine; use {' or '.join(usable)}")
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise SpecprobeError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA device(s)")
-    return place
-
-
-def _precision(name: str | None, place: torch.device) -> Any:
-    import torch
-
-    if name is None:
-        return torch.float32 if place.type == "cpu" else "auto"
-    if name not in DTYPES:
-        raise SpecprobeError(f"--dtype {name}: unknown; use {', '.join(DTYPES)}")
-    return getattr(torch, name)
 
 
 def _record(model: Any, name: str, stored_dtype: Any, tokenizer: Tokenizer) -> TargetRecord:

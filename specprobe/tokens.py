@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specprobe.embedded import EMBEDDED_NAME, HUB_NAME, embedded_folder, is_embedded, missing_error
-from specprobe.errors import SpecprobeError
+from specprobe.errors import SpecprobeError, UnreachableError
 from specprobe.prompt import Message, Prompt
 from specprobe.quiet import quick_imports, quiet_transformers
 from specprobe.trajectory import TokenIds, token_ids
@@ -86,6 +86,17 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of ids, added tokens included (the model's own matrix may be padded to more)."""
         return len(self._backend)
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token, by how the tokenizer spells it."""
+        return dict(self._backend.get_vocab())
+
+    @property
+    def unknown_id(self) -> int | None:
+        """What stands for text that no token covers: the unknown token, else the end token (vLLM 0.33's choice)."""
+        unknown, end = self._backend.unk_token_id, self._backend.eos_token_id
+        return end if unknown is None else unknown
 
     @property
     def record(self) -> TokenizerRecord:
@@ -235,13 +246,14 @@ def load_tokenizer(
     *,
     template_kwargs: Mapping[str, Any] | None = None,
     eos_ids: Iterable[int] = (),
+    trust_remote_code: bool = False,
 ) -> Tokenizer:
     """The tokenizer of a model id or folder, or of the embedded target; `eos_ids` adds to those it finds."""
     folder = embedded_folder() if is_embedded(name) else None
     location = str(folder) if folder else HUB_NAME if is_embedded(name) else str(name)
     with quick_imports(), quiet_transformers():
         try:
-            backend = _embedded_backend(folder) if folder else _backend(location)
+            backend = _embedded_backend(folder) if folder else _backend(location, trust_remote_code)
             ends = _generation_eos(location)
         except OSError as error:
             raise missing_error() if is_embedded(name) else unreachable_error("tokenizer", location, error) from error
@@ -255,16 +267,16 @@ def load_tokenizer(
     )
 
 
-def unreachable_error(kind: str, name: str, error: Exception) -> SpecprobeError:
+def unreachable_error(kind: str, name: str, error: Exception) -> UnreachableError:
     """One line for a model that transformers found neither as a folder nor on the Hub."""
     text = str(error)
     if "gated repo" in text:
         remedy = "accept its licence on huggingface.co and log in with `hf auth login`"
     elif _exists(name):
-        return SpecprobeError(f"{kind} {name}: {first_line(error)}; give the folder of a Hugging Face checkpoint")
+        return UnreachableError(f"{kind} {name}: {first_line(error)}; give the folder of a Hugging Face checkpoint")
     else:
         remedy = "give a folder or a Hub id (OWNER/NAME), and check the network"
-    return SpecprobeError(f"{kind} {name}: neither a folder here nor a model the Hub gave; {remedy}")
+    return UnreachableError(f"{kind} {name}: neither a folder here nor a model the Hub gave; {remedy}")
 
 
 def _exists(name: str) -> bool:
@@ -280,10 +292,10 @@ def first_line(error: Exception) -> str:
     return lines[0].strip().rstrip(".:") if lines else type(error).__name__
 
 
-def _backend(location: str) -> Any:
+def _backend(location: str, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(location, trust_remote_code=False)
+    return AutoTokenizer.from_pretrained(location, trust_remote_code=trust_remote_code)
 
 
 def _embedded_backend(folder: Path) -> Any:

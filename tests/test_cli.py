@@ -256,7 +256,7 @@ def test_interrupted_is_130(capsys, monkeypatch, log):
     def interrupt(*_arguments, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("specprobe.analyze.replay", interrupt)
+    monkeypatch.setattr("specprobe.analyze.replay_all", interrupt)
     status, _, err = run(capsys, "analyze", log)
     assert status == 130
     assert err.splitlines()[-1].startswith("error: interrupted")
@@ -278,7 +278,7 @@ def test_what_nobody_foresaw_is_one_line_too(capsys, log, monkeypatch):
     def broken(*_arguments, **_options):
         raise ZeroDivisionError("division\nby zero")
 
-    monkeypatch.setattr("specprobe.analyze.replay", broken)
+    monkeypatch.setattr("specprobe.analyze.replay_all", broken)
     status, _, err = run(capsys, "analyze", log)
     assert status == 2
     assert err.splitlines()[-1].startswith("error: unexpected ZeroDivisionError: division by zero")
@@ -290,7 +290,7 @@ def test_what_nobody_foresaw_is_one_line_too(capsys, log, monkeypatch):
 @pytest.mark.parametrize("out", [".", "log.jsonl/run.json", "pipe"])
 def test_out_is_checked_before_the_work(capsys, log, out, monkeypatch):
     os.mkfifo("pipe")
-    monkeypatch.setattr("specprobe.analyze.replay", None)
+    monkeypatch.setattr("specprobe.analyze.replay_all", None)
     status, _, err = run(capsys, "analyze", log, "--out", out)
     assert status == 2
     assert "--out" in err.splitlines()[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from reference import make_trajectory
 
-from specprobe.drafters import DRAFTERS, Limits, parse_drafter
+from specprobe.drafters import MODEL_FREE, Limits, parse_drafter
 from specprobe.errors import SpecprobeError
 from specprobe.profiles import outside_known_versions, resolve_profile
 
@@ -130,7 +130,7 @@ def test_a_version_outside_the_known_ones_is_said(engine, outside):
 
 
 def test_every_drafter_says_what_decides_its_drafts():
-    for name, factory in DRAFTERS.items():
+    for name, factory in MODEL_FREE.items():
         drafter = factory({}, resolve_profile("vllm"))
         assert drafter.name == name
         assert drafter.config

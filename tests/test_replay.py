@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reference import Counters, SuffixCache, draft_and_verify, make_trajectory, ngram_propose
 
 from specprobe.acceptance import Acceptance
-from specprobe.drafters import Limits
+from specprobe.drafters import Adoption, Limits
 from specprobe.drafters.base import Proposals
 from specprobe.drafters.ngram import NgramDrafter
 from specprobe.drafters.suffix import SuffixDrafter
@@ -127,7 +127,7 @@ def test_sampled_text_gives_the_counters_of_the_very_run_that_wrote_it(name, dep
 class Scripted:
     """Drafts the truth, or its opposite, over the whole depth."""
 
-    name, config, fixed_length = "scripted", {}, True
+    name, config, fixed_length, adoption = "scripted", {}, True, Adoption.FLAG
 
     def __init__(self, right: bool) -> None:
         self.right = right

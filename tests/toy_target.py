@@ -66,21 +66,20 @@ def write_checkpoint(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(
-        kind,
-        vocab_size=260,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        bos_token_id=3,
-        eos_token_id=0,
-        pad_token_id=0,
-        initializer_range=0.4,
-        **config_fields,
-    )
+    fields = {
+        "vocab_size": 260,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "bos_token_id": 3,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+        "initializer_range": 0.4,
+    }
+    config = AutoConfig.for_model(kind, **fields | config_fields)
     model = AutoModelForCausalLM.from_config(config)
     model.generation_config.eos_token_id = list(GENERATION_EOS)
     model.save_pretrained(folder)

@@ -1,9 +1,10 @@
-"""The interface of a drafter whose drafts are one-hot: it proposes tokens, not distributions."""
+"""The interface of a drafter: what it would have drafted at every place where a round of a response can start."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -44,11 +45,25 @@ class Proposals:
     would be output token s (0-based; the prefill emits token 0, so rounds start at 1 and column 0 is unused).
     The context limit is in it.
     `drafted` is the length of the draft; `accepted` is how many of its leading tokens equal what the target
-    wrote, never more than drafted.
+    wrote, never more than drafted: what one-hot drafts have accepted.
+    `survival` [K, K, N], float64, for sampled drafts: [k-1, i-1, s] is the probability, given the text, that positions
+    1..i were accepted at depth k. None where sampled drafts were not asked for or the drafter has none.
+    `outside`: how much of the target's probability lay outside what the drafter can propose, summed over the
+    output tokens after the first; None where it can propose everything.
     """
 
     drafted: NDArray[np.int16]
     accepted: NDArray[np.int16]
+    survival: NDArray[np.float64] | None = None
+    outside: float | None = None
+
+
+class Adoption(IntEnum):
+    """What it takes to switch a drafter on, cheapest first."""
+
+    FLAG = 1
+    SECOND_MODEL = 2
+    TRAINED_HEAD = 3
 
 
 class Drafter(Protocol):
@@ -69,6 +84,10 @@ class Drafter(Protocol):
     @property
     def fixed_length(self) -> bool:
         """Whether drafts always have the length asked for."""
+
+    @property
+    def adoption(self) -> Adoption:
+        """What it takes to switch it on."""
 
     def proposals(self, trajectories: Iterable[Trajectory], depth: int, limits: Limits) -> Iterator[Proposals]:
         """Proposals for each trajectory in the order given; state that requests share follows that order."""

@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from specprobe.drafters.base import Limits, Proposals, known_tokens, read_option, refuse_unknown_options
+from specprobe.drafters.base import Adoption, Limits, Proposals, known_tokens, read_option, refuse_unknown_options
 from specprobe.errors import SpecprobeError
 from specprobe.profiles import NgramRule, Profile
 from specprobe.trajectory import Trajectory
@@ -26,6 +26,7 @@ class NgramDrafter:
 
     rule: NgramRule
     name: str = "ngram"
+    adoption: Adoption = Adoption.FLAG
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from specprobe.drafters.base import Limits, Proposals, known_tokens, read_option, refuse_unknown_options
+from specprobe.drafters.base import Adoption, Limits, Proposals, known_tokens, read_option, refuse_unknown_options
 from specprobe.drafters.suffix_tree import (
     CHILD,
     COUNT,
@@ -54,6 +54,7 @@ class SuffixDrafter:
     min_token_prob: float = 0.1
     name: str = "suffix"
     fixed_length: bool = False
+    adoption: Adoption = Adoption.FLAG
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -1,0 +1,223 @@
+"""A drafter's checkpoint: its config.json and its tensors by name, read without running anything that is in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specprobe.errors import SpecprobeError
+from specprobe.notices import inert
+
+if TYPE_CHECKING:
+    import torch
+
+CONFIG_NAME = "config.json"
+# Adapters and optimiser states beside the weights are not the weights.
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+LARGEST_CONFIG_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder with a config and weights. `name`: what the user called it, for messages and records."""
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    _loaded: dict[str, Mapping[str, torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def _files(self) -> dict[str, Path]:
+        """Which file holds a tensor, by the tensor's name. Safetensors where there are any, else torch's own files."""
+        for pattern in _WEIGHTS:
+            paths = sorted(self.folder.glob(pattern))
+            if paths:
+                return {name: path for path in paths for name in self._names(path)}
+        raise SpecprobeError(
+            f"drafter {self.name}: no weights in {inert(str(self.folder), 200)}; a safetensors file is needed "
+            "(or one that torch.load reads with weights_only)"
+        )
+
+    def _names(self, path: Path) -> Iterable[str]:
+        if path.suffix != ".safetensors":
+            return list(self._torch_file(path))
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "pt") as file:
+                return list(file.keys())
+        except (SafetensorError, OSError, ValueError) as error:
+            raise self._damaged(path, error) from error
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    @property
+    def names(self) -> list[str]:
+        """Of all tensors."""
+        return list(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, without reading its values."""
+        path = self._files[name]
+        if path.suffix != ".safetensors":
+            return tuple(self._torch_file(path)[name].shape)
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The values of a tensor, on the CPU, as stored."""
+        if name not in self:
+            raise self.missing(name)
+        path = self._files[name]
+        if path.suffix != ".safetensors":
+            return self._torch_file(path)[name]
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "pt") as file:
+                return file.get_tensor(name)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise self._damaged(path, error) from error
+
+    def missing(self, name: str, needed: Iterable[int] | None = None) -> SpecprobeError:
+        """The error for a tensor that is not there."""
+        shape = f" (shape needed {list(needed)})" if needed is not None else ""
+        return SpecprobeError(
+            f"drafter {self.name}: tensor {inert(name, 200)} is missing{shape}; "
+            "is this checkpoint of the method that --drafter names?"
+        )
+
+    def check_shape(self, name: str, needed: Iterable[int]) -> None:
+        """Raise SpecprobeError unless the tensor is there and has this shape."""
+        needed = list(needed)
+        if name not in self:
+            raise self.missing(name, needed)
+        found = list(self.shape(name))
+        if found != needed:
+            raise SpecprobeError(
+                f"drafter {self.name}: tensor {inert(name, 200)} has shape {found}, shape needed {needed}; "
+                "it was trained for another target, or its config.json is another checkpoint's"
+            )
+
+    def check_stored(self, name: str) -> None:
+        """Raise for a tensor stored in 8 bits or fewer: its scales are kept elsewhere, by many conventions."""
+        path = self._files[name]
+        if path.suffix == ".safetensors":
+            from safetensors import safe_open
+
+            with safe_open(path, "pt") as file:
+                kind = file.get_slice(name).get_dtype()
+            if kind.startswith(("F8", "F4", "U8", "I8")):
+                raise SpecprobeError(
+                    f"drafter {self.name}: tensor {inert(name, 200)} is quantised ({kind}); "
+                    "get the checkpoint in bfloat16, float16 or float32"
+                )
+
+    def check_module(self, module: torch.nn.Module, rename: Callable[[str], str]) -> None:
+        """Raise unless the checkpoint holds every weight of `module`; `rename`: its name there to its name here."""
+        for name, weight in module.state_dict().items():
+            for part, shape in _stored_parts(rename(name), weight.shape, self):
+                self.check_shape(part, shape)
+                self.check_stored(part)
+
+    def fill_module(
+        self, module: torch.nn.Module, rename: Callable[[str], str], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Load every weight of `module`, which may be on the meta device, in this precision."""
+        state = {}
+        for name, weight in module.state_dict().items():
+            parts = [self.tensor(part) for part, _ in _stored_parts(rename(name), weight.shape, self)]
+            whole = parts[0] if len(parts) == 1 else _join_experts(parts, weight.shape)
+            # Routing adds this to scores that it compares: models keep it in float32 whatever they compute in.
+            keeps = not whole.is_floating_point() or name.endswith("e_score_correction_bias")
+            state[name] = whole.to(device, None if keeps else dtype)
+        module.load_state_dict(state, assign=True)
+        for parameter in module.parameters():
+            parameter.requires_grad_(False)
+        module.eval()
+
+    def _torch_file(self, path: Path) -> Mapping[str, torch.Tensor]:
+        import torch
+
+        if path.name not in self._loaded:
+            try:
+                content = torch.load(path, map_location="cpu", weights_only=True)
+            except Exception as error:  # torch raises anything for a damaged file
+                raise self._damaged(path, error) from error
+            if not isinstance(content, dict):
+                raise self._damaged(path, TypeError("not a table of tensors"))
+            self._loaded[path.name] = {str(k): v for k, v in content.items() if isinstance(v, torch.Tensor)}
+        return self._loaded[path.name]
+
+    def _damaged(self, path: Path, error: Exception) -> SpecprobeError:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return SpecprobeError(
+            f"drafter {self.name}: {inert(path.name, 100)} cannot be read as plain tensors ({inert(reason, 160)}); "
+            "code in weight files is never run: get a safetensors file, or download it again"
+        )
+
+
+def open_checkpoint(name: str) -> Checkpoint:
+    """The checkpoint in a folder or of a Hub id (downloaded to the Hub's cache). Raises SpecprobeError."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        folder = _download(name)
+    path = folder / CONFIG_NAME
+    try:
+        if path.stat().st_size > LARGEST_CONFIG_BYTES:
+            raise ValueError("too large")
+        config = json.loads(path.read_bytes())
+        if not isinstance(config, dict):
+            raise ValueError("not an object")
+    except FileNotFoundError:
+        raise SpecprobeError(f"drafter {name}: no {CONFIG_NAME} in the folder; name the checkpoint's folder") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise SpecprobeError(f"drafter {name}: {CONFIG_NAME} cannot be read ({inert(str(error), 160)})") from None
+    return Checkpoint(name, folder, config)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    from specprobe.tokens import unreachable_error
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(name, allow_patterns=["*.json", *_WEIGHTS]))
+        return folder
+    except Exception as error:  # a name that is no repository, no network, no permission: all mean the same here
+        raise unreachable_error("drafter", name, error) from error
+
+
+def _stored_parts(name: str, shape: torch.Size, checkpoint: Checkpoint) -> list[tuple[str, list[int]]]:
+    """The tensors that hold one weight: itself, or those of each expert where transformers keeps all in one.
+
+    `mlp.experts.gate_up_proj` [E, 2I, H] is `mlp.experts.{e}.gate_proj.weight` [I, H] and `up_proj` in public
+    checkpoints, `mlp.experts.down_proj` [E, H, I] is `mlp.experts.{e}.down_proj.weight`.
+    """
+    prefix, dot, last = name.rpartition(".experts.")
+    if not dot or name in checkpoint:
+        return [(name, list(shape))]
+    experts, rows, columns = shape
+    if last == "gate_up_proj":
+        return [
+            (f"{prefix}.experts.{expert}.{half}_proj.weight", [rows // 2, columns])
+            for expert in range(experts)
+            for half in ("gate", "up")
+        ]
+    return [(f"{prefix}.experts.{expert}.{last}.weight", [rows, columns]) for expert in range(experts)]
+
+
+def _join_experts(parts: list[torch.Tensor], shape: torch.Size) -> torch.Tensor:
+    """[E, rows, columns] from the experts' matrices in order, gate above up."""
+    import torch
+
+    return torch.cat(parts).reshape(shape)

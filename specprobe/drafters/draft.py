@@ -1,0 +1,256 @@
+"""Drafters whose q depends on the tokens before it alone: a second model, and the target's own first layers.
+
+One teacher-forced pass gives what they draft after every token, hence every round and every depth. Imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specprobe.batches import windows
+from specprobe.causal_lm import choose_device, load_causal_lm
+from specprobe.drafters.base import Adoption, Limits, Proposals, read_option, refuse_unknown_options
+from specprobe.drafters.heads import target_log_probs
+from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
+from specprobe.drafters.scores import (
+    DraftRule,
+    DraftVocabulary,
+    acceptance_probability,
+    chunk_rows,
+    outside_mass,
+    prefix_proposals,
+    score_rows,
+)
+from specprobe.drafters.vocabularies import VocabularyMatch, match_vocabularies
+from specprobe.errors import SpecprobeError
+from specprobe.features import Features
+from specprobe.notices import Notice
+from specprobe.quiet import quick_imports, quiet_transformers
+from specprobe.target import Target
+from specprobe.tokens import load_tokenizer
+from specprobe.trajectory import Trajectory
+
+# Tokens of one forward pass, padding included.
+_PASS_TOKENS = 4096
+
+Scored = tuple[torch.Tensor, torch.Tensor]
+
+
+class _Next(Protocol):
+    """Scores of the drafts for every token that follows the first output token, of a batch of trajectories."""
+
+    def __call__(self, works: list[Trajectory], rule: DraftRule) -> Iterator[Scored]:
+        """For each, whether the greedy draft is right and log q, both [N + tail - 1]."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixDrafter:
+    """What `score` says of each token, read as rounds."""
+
+    name: str
+    config: Mapping[str, Any]
+    adoption: Adoption
+    score: _Next
+    sampled: bool
+    vocabulary: DraftVocabulary | None = None
+    fixed_length: bool = True
+
+    def proposals(self, trajectories: Iterable[Trajectory], depth: int, limits: Limits) -> Iterator[Proposals]:
+        """Batches of responses of like length, in windows, so that results come in order."""
+        works = list(trajectories)
+        sizes = [t.prompt_ids.size + t.output_ids.size + t.tail_ids.size for t in works]
+        for window in windows(sizes, _PASS_TOKENS):
+            found: dict[int, Proposals] = {}
+            for indices in window:
+                batch = [works[i] for i in indices]
+                rule = DraftRule(batch[0].temperature, self.sampled and batch[0].temperature > 0)
+                with torch.inference_mode():
+                    for index, (right, log_q) in zip(indices, self.score(batch, rule), strict=True):
+                        found[index] = self._proposals(works[index], depth, limits, right, log_q, rule)
+            yield from (found[index] for index in sorted(found))
+
+    def _proposals(
+        self,
+        trajectory: Trajectory,
+        depth: int,
+        limits: Limits,
+        right: torch.Tensor,
+        log_q: torch.Tensor,
+        rule: DraftRule,
+    ) -> Proposals:
+        # The prefill writes the first output token: nothing is drafted for it.
+        hits = np.concatenate([[False], right.cpu().numpy()])
+        accept: NDArray[np.float64] | None = None
+        num_output = trajectory.output_ids.size
+        if rule.sampled:
+            given = acceptance_probability(log_q[: num_output - 1].cpu().numpy(), target_log_probs(trajectory)[1:])
+            accept = np.concatenate([[0.0], given])
+        longest = limits.longest_drafts(trajectory.prompt_ids.size, num_output)
+        outside = None if self.vocabulary is None else outside_mass(self.vocabulary, trajectory)
+        return prefix_proposals(trajectory, depth, longest, hits, accept, outside)
+
+
+@dataclass(frozen=True, slots=True)
+class _DraftModel:
+    """A causal language model of transformers that drafts the next token."""
+
+    model: Any
+    match: VocabularyMatch
+
+    def __call__(self, works: list[Trajectory], rule: DraftRule) -> Iterator[Scored]:
+        rows = [np.concatenate([t.prompt_ids, t.output_ids, t.tail_ids]) for t in works]
+        width = max(map(len, rows))
+        # Padded on the right, where no token of a causal model looks: no mask is needed.
+        ids = torch.from_numpy(np.stack([np.pad(r, (0, width - len(r))) for r in rows]).astype(np.int64))
+        first = min(t.prompt_ids.size for t in works)
+        inputs = self._draft_ids(ids).to(self.model.device)
+        logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=width - first).logits
+        vocabulary = self.match.mapping
+        for row, work in enumerate(works):
+            start, stop = work.prompt_ids.size, len(rows[row])
+            wanted = ids[row, start + 1 : stop].to(logits.device)
+            yield score_rows(logits[row, start - first : stop - 1 - first], wanted, rule, vocabulary)
+
+    def _draft_ids(self, ids: torch.Tensor) -> torch.Tensor:
+        """The target's ids as the draft model's; what it does not have becomes its unknown token (vLLM 0.33)."""
+        if self.match.mapping is not None:
+            mapped = self.match.mapping.wanted(ids)
+            return torch.where(mapped < 0, self.match.unknown_id, mapped)
+        rows = self.model.get_input_embeddings().num_embeddings
+        return torch.where(ids < rows, ids, self.match.unknown_id)
+
+
+@dataclass(frozen=True)
+class OpenDraftModel(OpenModel):
+    """A draft model whose vocabulary was compared with the target's."""
+
+    spec: ModelSpec
+    context: DraftContext
+    match: VocabularyMatch
+    notices: tuple[Notice, ...]
+    taps: tuple[int, ...] = ()
+
+    def load(self, features: Features | None) -> PrefixDrafter:  # noqa: ARG002
+        """The model, in its own right: on the target's device where there is one."""
+        place = self.context.target.device if self.context.target else choose_device(self.context.options.device)
+        with quick_imports(), quiet_transformers():
+            model, _ = load_causal_lm("drafter", self.spec.model, place, self.context.options)
+        mapping = self.match.mapping.to(place) if self.match.mapping else None
+        return PrefixDrafter(
+            name=self.spec.name,
+            config=describe_model(
+                self.spec, parameters=sum(p.numel() for p in model.parameters()), **self.match.record
+            ),
+            adoption=Adoption.SECOND_MODEL,
+            score=_DraftModel(model, self.match),
+            sampled=self.context.sampled,
+            vocabulary=mapping,
+        )
+
+
+def open_draft(spec: ModelSpec, context: DraftContext) -> OpenDraftModel:
+    """`draft:MODEL`: any causal language model of transformers."""
+    refuse_unknown_options(spec.options, (), spec.name)
+    tokenizer, rows = context.tokenizer, model_rows(spec.model, context)
+    target_rows = (
+        context.target.text_config.vocab_size if context.target else tokenizer.vocab_size if tokenizer else rows
+    )
+    if tokenizer is None:
+        # Rows of token ids without a tokenizer: ids are all there is to go by.
+        return OpenDraftModel(spec, context, VocabularyMatch(rows, rows, rows), ())
+    draft_tokenizer = load_tokenizer(spec.model, trust_remote_code=context.options.trust_remote_code)
+    match = match_vocabularies(tokenizer, draft_tokenizer, target_rows, rows, f"{spec.name}:{spec.model}")
+    notices = []
+    if match.mapping is not None:
+        if context.sampled and context.profile.engine.startswith("vllm"):
+            raise SpecprobeError(
+                f"--drafter {spec.name}:{spec.model}: its tokenizer differs from the target's, and vLLM then drafts "
+                "greedily only; use --draft-sampling greedy"
+            )
+        notices.append(
+            Notice(
+                "vocabulary_mapped",
+                f"{spec.name} {spec.model}: its tokenizer differs from the target's; {match.shared} of "
+                f"{match.target_size} target tokens can be drafted (vLLM: use_heterogeneous_vocab)",
+            )
+        )
+    return OpenDraftModel(spec, context, match, tuple(notices))
+
+
+def model_rows(model: str, context: DraftContext) -> int:
+    """The vocabulary of a model's config, read before its weights."""
+    from transformers import AutoConfig
+
+    from specprobe.causal_lm import loading_errors
+
+    with loading_errors("drafter", model), quiet_transformers():
+        config = AutoConfig.from_pretrained(model, trust_remote_code=context.options.trust_remote_code)
+        return int(config.get_text_config().vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _EarlyExit:
+    """The target's states after its first layers, read by its own norm and head."""
+
+    features: Features
+    tap: int
+    target: Target
+
+    def __call__(self, works: list[Trajectory], rule: DraftRule) -> Iterator[Scored]:
+        norm, head = self.target.final_norm, self.target.model.get_output_embeddings()
+        for work in works:
+            states = self.features.read(self.tap, work)[work.prompt_ids.size : -1].to(self.target.device)
+            written = np.concatenate([work.output_ids, work.tail_ids])[1:].astype(np.int64)
+            wanted = torch.from_numpy(written).to(self.target.device)
+            scored = [
+                score_rows(head(norm(states[rows])), wanted[rows], rule)
+                for rows in chunk_rows(len(states), self.target.record.vocab_size)
+            ]
+            if scored:
+                yield torch.cat([right for right, _ in scored]), torch.cat([log_q for _, log_q in scored])
+            else:
+                yield torch.zeros(0, dtype=torch.bool), torch.zeros(0)
+
+
+@dataclass(frozen=True)
+class OpenEarlyExit(OpenModel):
+    """The target's first layers as its drafter."""
+
+    spec: ModelSpec
+    context: DraftContext
+    num_layers: int
+    notices: tuple[Notice, ...] = ()
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """What leaves the last layer that is run."""
+        return (self.num_layers,)
+
+    def load(self, features: Features | None) -> PrefixDrafter:
+        """Nothing to load: the target's own."""
+        assert features is not None
+        return PrefixDrafter(
+            name=self.spec.name,
+            config={"layers": self.num_layers},
+            adoption=Adoption.FLAG,
+            score=_EarlyExit(features, self.num_layers, self.context.needed_target(self.spec.name)),
+            sampled=self.context.sampled,
+        )
+
+
+def open_early_exit(spec: ModelSpec, context: DraftContext) -> OpenEarlyExit:
+    """`early-exit:layers=N` (LayerSkip, arXiv 2404.16710; transformers 5.24 assistant_early_exit)."""
+    refuse_unknown_options(spec.options, ("layers",), spec.name)
+    target = context.needed_target(spec.name)
+    if spec.model or "layers" not in spec.options:
+        raise SpecprobeError(
+            "--drafter early-exit: write early-exit:layers=N, the number of the target's layers to run"
+        )
+    most = target.text_config.num_hidden_layers - 1
+    return OpenEarlyExit(spec, context, read_option(spec.options, "layers", 1, int, (1, most), spec.name))

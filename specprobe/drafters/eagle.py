@@ -1,0 +1,176 @@
+"""EAGLE (1, and 2 as a chain): one decoder layer that continues the target's last hidden states.
+
+The layer reads fc([embedding of x_{t+1} ; f_t]), f_t the state that the target's head reads at t, and its output is
+both read by the target's head and fed back as the next feature (arXiv 2401.15077; SafeAILab/EAGLE
+eagle/model/cnets1.py, vLLM llama_eagle.py). EAGLE-2 differs in its draft tree only. Imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specprobe.checkpoint import Checkpoint, open_checkpoint
+from specprobe.drafters.base import Adoption, refuse_unknown_options
+from specprobe.drafters.heads import Batch, HeadDrafter, RoundCache
+from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
+from specprobe.drafters.shared import SharedParts, own_or_shared
+from specprobe.drafters.stack import decoder_config, decoder_stack
+from specprobe.features import LAST, Features
+from specprobe.notices import Notice
+
+
+@dataclass(slots=True)
+class ChainState:
+    """Rounds of a head that feeds its own output back.
+
+    `context` [B, T, H]: its outputs over the context, entry t from token t + 1 and the target's state at t.
+    `previous` [B, N, H]: of each round, the output at the position before.
+    """
+
+    batch: Batch
+    cache: RoundCache
+    context: torch.Tensor
+    previous: torch.Tensor
+
+    def first(self, starts: torch.Tensor) -> torch.Tensor:
+        """Outputs [B, A, H] for position 1: those at the last context entry of each round."""
+        entry = (self.batch.newest(starts) - 1).clamp(min=0)
+        return self.context.gather(1, entry[..., None].expand(-1, -1, self.context.shape[-1]))
+
+    def before(self, starts: torch.Tensor) -> torch.Tensor:
+        """Outputs [B, A, H] of the position before."""
+        return self.previous.gather(1, starts.clamp(min=0)[..., None].expand(-1, -1, self.previous.shape[-1]))
+
+    def keep(self, starts: torch.Tensor, outputs: torch.Tensor) -> None:
+        """Outputs [B, A, H] of this position, for the next. Padding goes to column 0, where no round starts."""
+        self.previous.scatter_(1, starts.clamp(min=0)[..., None].expand_as(outputs), outputs)
+
+    def mask(self, starts: torch.Tensor) -> torch.Tensor:
+        """Of a pass over these rounds."""
+        return self.cache.add_round(starts, self.batch.newest(starts) - 1)
+
+    def positions(self, starts: torch.Tensor, position: int) -> torch.Tensor:
+        """Rotary positions [B, A]: those of the last context entry, and on."""
+        return (self.batch.newest(starts) - 1 + position - 1).clamp(min=0)
+
+
+def begin_chain(batch: Batch, cache: RoundCache, context: torch.Tensor) -> ChainState:
+    """After the context pass."""
+    rows, width = batch.ids.shape[0], int(batch.num_output.max())
+    return ChainState(batch, cache, context, context.new_zeros(rows, width, context.shape[-1]))
+
+
+class EagleNetwork(torch.nn.Module):
+    """fc, layers, and what it shares with the target."""
+
+    nested = True
+    fc: Any
+
+    def __init__(self, checkpoint: Checkpoint, config: Any, target_hidden: int) -> None:
+        super().__init__()
+        self.stack, _ = decoder_stack(checkpoint, config)
+        self.stack.layers[0].input_layernorm = torch.nn.Identity()
+        with torch.device("meta"):
+            self.fc = torch.nn.Linear(
+                config.hidden_size + target_hidden, config.hidden_size, bias="fc.bias" in checkpoint
+            )
+        self._shared: SharedParts | None = None
+
+    def share(self, shared: SharedParts) -> None:
+        """Take embeddings and head."""
+        # In a tuple, so that they are no submodules of this one.
+        self._shared = shared
+
+    def begin(self, batch: Batch, depth: int) -> ChainState:  # noqa: ARG002
+        """The context: every token with the state before it."""
+        features = batch.features[LAST][:, :-1]
+        num_tokens = features.shape[1]
+        cache = RoundCache(len(self.stack.layers), batch.device)
+        cache.add_context(num_tokens)
+        positions = torch.arange(num_tokens, device=batch.device)[None].expand(len(features), -1)
+        context = self._step(batch.ids[:, 1 : num_tokens + 1], features, positions, None, cache)
+        return begin_chain(batch, cache, context)
+
+    def draft(self, state: ChainState, position: int, starts: torch.Tensor) -> torch.Tensor:
+        """Position 1 is the context's; later ones continue it with the text's tokens and its own outputs."""
+        if position == 1:
+            outputs = state.first(starts)
+        else:
+            tokens = state.batch.tokens(state.batch.newest(starts) + position - 1)
+            outputs = self._step(
+                tokens, state.before(starts), state.positions(starts, position), state.mask(starts), state.cache
+            )
+        state.keep(starts, outputs)
+        return outputs
+
+    def logits(self, states: torch.Tensor, position: int) -> torch.Tensor:  # noqa: ARG002
+        """The target's head, straight on the output."""
+        return self.shared.head(states)
+
+    @property
+    def shared(self) -> SharedParts:
+        """Embeddings and head, set when loaded."""
+        assert self._shared is not None
+        return self._shared
+
+    def _step(
+        self,
+        tokens: torch.Tensor,
+        features: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: RoundCache,
+    ) -> torch.Tensor:
+        entries = self.fc(torch.cat([self.shared.embed(tokens).to(features.dtype), features], dim=-1))
+        output: torch.Tensor = self.stack(entries, positions, mask, cache.cache)
+        return output
+
+
+@dataclass(frozen=True)
+class OpenEagle(OpenModel):
+    """An EAGLE checkpoint that fits the target."""
+
+    spec: ModelSpec
+    context: DraftContext
+    checkpoint: Checkpoint
+    network: EagleNetwork
+    taps: tuple[int, ...] = (LAST,)
+    notices: tuple[Notice, ...] = ()
+
+    def load(self, features: Features | None) -> HeadDrafter:
+        """Weights in the target's precision, on its device."""
+        assert features is not None
+        target = self.context.needed_target(self.spec.name)
+        self.checkpoint.fill_module(self.network, eagle_name, target.device, target.model.dtype)
+        self.network.share(own_or_shared(self.checkpoint, target))
+        return HeadDrafter(
+            name=self.spec.name,
+            config=describe_model(self.spec, layers=len(self.network.stack.layers)),
+            adoption=Adoption.TRAINED_HEAD,
+            head=self.network,
+            features=features,
+            taps=self.taps,
+            device=target.device,
+            dtype=target.model.dtype,
+            sampled=self.context.sampled,
+        )
+
+
+def open_eagle(spec: ModelSpec, context: DraftContext) -> OpenEagle:
+    """`eagle:MODEL`: the EAGLE repository's checkpoints for EAGLE and EAGLE-2."""
+    refuse_unknown_options(spec.options, (), spec.name)
+    target = context.needed_target(spec.name)
+    checkpoint = open_checkpoint(spec.model)
+    config = decoder_config(checkpoint, {"num_hidden_layers": 1, **checkpoint.config})
+    network = EagleNetwork(checkpoint, config, target.text_config.hidden_size)
+    checkpoint.check_module(network, eagle_name)
+    own_or_shared(checkpoint, target, check_only=True)
+    return OpenEagle(spec, context, checkpoint, network)
+
+
+def eagle_name(name: str) -> str:
+    """A weight's name in the checkpoint."""
+    return name.removeprefix("stack.")

@@ -1,0 +1,291 @@
+"""The replay of heads that draft from the target's states: all round starts in parallel, one pass a position.
+
+A head keeps its own keys and values. A round that starts after token n sees the context up to there, computed from
+the target's states, and the entries of its own round. So passes 2, 3, ... over all starts add entries to the cache
+that only their own round may see: the mask is causal over the context and diagonal over rounds (as in training with
+several steps, EAGLE-3, arXiv 2503.01840, section 3.2). Greedy drafts of a round matter until the first miss: later
+passes run over the rounds that are still alive. Imports torch and transformers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers.cache_utils import DynamicCache
+
+from specprobe.batches import windows
+from specprobe.drafters.base import Adoption, Limits, Proposals
+from specprobe.drafters.scores import (
+    DraftRule,
+    DraftVocabulary,
+    acceptance_probability,
+    chunk_rows,
+    nested_proposals,
+    outside_mass,
+    score_rows,
+    separate_proposals,
+)
+from specprobe.features import LAST, Features
+from specprobe.kv_cache import RoomyLayer
+from specprobe.trajectory import Trajectory
+
+# Tokens of a batch, padding included; with a mask of starts x (tokens + starts x depth) this bounds memory.
+BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Responses that go through a head together, padded on the right.
+
+    `ids` [B, L]: prompt, response and tail. `num_prompt`, `num_output`, `num_known` (output and tail) [B].
+    `features`: by tap, [B, L', hidden size], one row for each token.
+    """
+
+    ids: torch.Tensor
+    num_prompt: torch.Tensor
+    num_output: torch.Tensor
+    num_known: torch.Tensor
+    features: Mapping[int, torch.Tensor]
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.ids.device
+
+    def newest(self, starts: torch.Tensor) -> torch.Tensor:
+        """The index n of the newest token when a round starts at output token `starts` [B, A]."""
+        return self.num_prompt[:, None] + starts - 1
+
+    def tokens(self, index: torch.Tensor) -> torch.Tensor:
+        """The tokens at [B, A]; beyond the end, any."""
+        return self.ids.gather(1, index.clamp(0, self.ids.shape[1] - 1))
+
+
+class Head(Protocol):
+    """A head's network.
+
+    `nested`: whether a shallower draft is the beginning of a deeper one; else each depth is drafted by itself.
+    """
+
+    nested: bool
+
+    def begin(self, batch: Batch, depth: int) -> Any:
+        """Run over the context; returns the state that `draft` is given, for rounds of up to `depth` drafts."""
+
+    def draft(self, state: Any, position: int, starts: torch.Tensor) -> torch.Tensor:
+        """Position 1, 2, ... of the rounds that start at output tokens `starts` [B, A]: what its head reads, [B, A, H].
+
+        Drafts before it are taken from the text. `starts` shrinks from position to position; -1 marks padding.
+        """
+
+    def logits(self, states: torch.Tensor, position: int) -> torch.Tensor:
+        """[R, draft vocabulary] from rows [R, H]."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadDrafter:
+    """A head as a drafter: what `Head.draft` gives at every start, compared with what the target wrote."""
+
+    name: str
+    config: Mapping[str, Any]
+    adoption: Adoption
+    head: Head
+    features: Features | None
+    taps: tuple[int, ...]
+    device: torch.device
+    dtype: torch.dtype
+    sampled: bool
+    vocabulary: DraftVocabulary | None = None
+    target_head: torch.nn.Module | None = None
+    fixed_length: bool = True
+
+    def proposals(self, trajectories: Iterable[Trajectory], depth: int, limits: Limits) -> Iterator[Proposals]:
+        """Batches of responses of like length, in windows, so that results come in order."""
+        works = list(trajectories)
+        sizes = [len(t.prompt_ids) + len(t.output_ids) for t in works]
+        for window in windows(sizes, BATCH_TOKENS):
+            found: dict[int, Proposals] = {}
+            for indices in window:
+                batch = make_batch([works[i] for i in indices], self.features, self.taps, self.device, self.dtype)
+                rule = DraftRule(works[indices[0]].temperature, self.sampled and works[indices[0]].temperature > 0)
+                with torch.inference_mode():
+                    # By depth, or once for all where they are nested.
+                    scores = [
+                        score_rounds(self.head, batch, k, rule, self.vocabulary)
+                        for k in ([depth] if self.head.nested else range(1, depth + 1))
+                    ]
+                for row, index in enumerate(indices):
+                    mine = [(hits[row], log_q[row]) for hits, log_q in scores]
+                    found[index] = self._proposals(works[index], depth, limits, mine, rule)
+            yield from (found[index] for index in sorted(found))
+
+    def _proposals(
+        self,
+        trajectory: Trajectory,
+        depth: int,
+        limits: Limits,
+        scores: Sequence[tuple[NDArray[np.bool_], NDArray[np.float32]]],
+        rule: DraftRule,
+    ) -> Proposals:
+        num_output = trajectory.output_ids.size
+        longest = limits.longest_drafts(trajectory.prompt_ids.size, num_output)
+        hits = [right[:, :num_output] for right, _ in scores]
+        accept = [round_acceptance(trajectory, log_q[:, :num_output]) for _, log_q in scores] if rule.sampled else None
+        if self.head.nested:
+            outside = self._outside(trajectory)
+            return nested_proposals(depth, longest, hits[0], accept[0] if accept else None, outside)
+        return separate_proposals(longest, _by_depth(hits, depth), _by_depth(accept, depth) if accept else None)
+
+    def _outside(self, trajectory: Trajectory) -> float | None:
+        if self.vocabulary is None:
+            return None
+        logits = None
+        if trajectory.temperature > 0 and self.target_head is not None and LAST in self.taps:
+            assert self.features is not None
+            states = self.features.read(LAST, trajectory)
+            first = trajectory.prompt_ids.size
+            with torch.inference_mode():
+                logits = self.target_head(states[first : first + trajectory.output_ids.size - 1].to(self.device))
+        return outside_mass(self.vocabulary, trajectory, logits)
+
+
+def _by_depth(tables: Sequence[NDArray[Any]], depth: int) -> NDArray[Any]:
+    """[K, K, N] from [1, N], [2, N], ... [K, N]: what lies beyond a depth is 0."""
+    whole = np.zeros((depth, depth, tables[0].shape[1]), dtype=tables[0].dtype)
+    for k, table in enumerate(tables):
+        whole[k, : k + 1] = table
+    return whole
+
+
+def round_acceptance(trajectory: Trajectory, log_q: NDArray[np.float32]) -> NDArray[np.float64]:
+    """a_{s,i} [K, N] of sampled drafts from log q [K, N]: position i of a round at s is output token s + i - 1."""
+    depth, num_output = log_q.shape
+    log_p = target_log_probs(trajectory)
+    accept = np.zeros((depth, num_output))
+    for i in range(depth):
+        reach = max(0, num_output - i)
+        accept[i, :reach] = acceptance_probability(log_q[i, :reach], log_p[i:])
+    return accept
+
+
+def target_log_probs(trajectory: Trajectory) -> NDArray[np.float32]:
+    """log p [N] of the response's tokens; every trajectory that sampled drafts are replayed over has them."""
+    assert trajectory.log_probs is not None
+    return trajectory.log_probs
+
+
+def make_batch(
+    works: Sequence[Trajectory],
+    features: Features | None,
+    taps: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Batch:
+    """Trajectories and their features, padded, on the device."""
+    rows = [np.concatenate([t.prompt_ids, t.output_ids, t.tail_ids]) for t in works]
+    width = max(map(len, rows))
+    ids = np.stack([np.pad(row, (0, width - len(row))) for row in rows]).astype(np.int64)
+
+    def counts(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, device=device)
+
+    return Batch(
+        ids=torch.from_numpy(ids).to(device),
+        num_prompt=counts([t.prompt_ids.size for t in works]),
+        num_output=counts([t.output_ids.size for t in works]),
+        num_known=counts([t.output_ids.size + t.tail_ids.size for t in works]),
+        features={
+            tap: torch.nn.utils.rnn.pad_sequence([features.read(tap, t) for t in works], batch_first=True).to(
+                device, dtype
+            )
+            for tap in taps
+        }
+        if features is not None
+        else {},
+    )
+
+
+def score_rounds(
+    head: Head, batch: Batch, depth: int, rule: DraftRule, vocabulary: DraftVocabulary | None = None
+) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
+    """Every position 1..K of every round: whether the greedy draft is right, [B, K, N], and log q of the text there.
+
+    Both are only filled in where all positions before have a chance to be accepted: elsewhere no engine gets there.
+    """
+    rows, width = batch.ids.shape[0], int(batch.num_output.max())
+    hits = torch.zeros((rows, depth, width), dtype=torch.bool, device=batch.device)
+    log_q = torch.full((rows, depth, width), -torch.inf, device=batch.device)
+    columns = torch.arange(width, device=batch.device)[None]
+    alive = (columns >= 1) & (columns < batch.num_output[:, None])
+    # What sampled drafts are accepted for beyond the end is not known; greedy ones can be held against the tail.
+    num_known = batch.num_output if rule.sampled else batch.num_known
+    state = head.begin(batch, depth)
+    for position in range(1, depth + 1):
+        alive = alive & (columns + position - 1 < num_known[:, None])
+        starts = _packed(alive)
+        if starts.shape[1] == 0:
+            break
+        states = head.draft(state, position, starts)
+        row, column = (starts >= 0).nonzero(as_tuple=True)
+        start = starts[row, column]
+        wanted = batch.ids[row, batch.num_prompt[row] + start + position - 1]
+        for part in chunk_rows(len(row), vocab_size=1 << 17):
+            logits = head.logits(states[row[part], column[part]], position)
+            right, log_probability = score_rows(logits, wanted[part], rule, vocabulary)
+            hits[row[part], position - 1, start[part]] = right
+            log_q[row[part], position - 1, start[part]] = log_probability
+        reached = log_q[:, position - 1] > -torch.inf if rule.sampled else hits[:, position - 1]
+        alive = alive & (reached | hits[:, position - 1])
+    return hits.cpu().numpy(), log_q.cpu().numpy()
+
+
+def _packed(alive: torch.Tensor) -> torch.Tensor:
+    """The columns that are alive in each row of [B, N], as [B, most], -1 where a row has fewer."""
+    counts = alive.sum(1)
+    most = int(counts.max())
+    order = torch.argsort((~alive).to(torch.int8), dim=1, stable=True)[:, :most]
+    return torch.where(torch.arange(most, device=alive.device)[None] < counts[:, None], order, -1)
+
+
+class RoundCache:
+    """Keys and values of a head's layers over a batch: the context's, then those of each round.
+
+    A key of the context is seen by every query that comes at or after it; a key of a round by that round alone.
+    """
+
+    def __init__(self, num_layers: int, device: torch.device) -> None:
+        self.cache = DynamicCache()
+        self.cache.layers = [RoomyLayer() for _ in range(num_layers)]
+        self._device = device
+        self._num_context = 0
+        self._rounds: list[torch.Tensor] = []
+
+    def add_context(self, num_tokens: int) -> None:
+        """The first `num_tokens` keys are the context's: call before the context pass, which needs no mask."""
+        self._num_context = num_tokens
+
+    def add_round(self, starts: torch.Tensor, last_context: torch.Tensor) -> torch.Tensor:
+        """The mask [B, 1, A, keys] of a pass over `starts` [B, A]; `last_context` [B, A]: the last context key seen.
+
+        The keys that the pass itself adds are in it.
+        """
+        self._rounds.append(starts)
+        context = torch.arange(self._num_context, device=self._device)[None, None] <= last_context[:, :, None]
+        # Padding (-1) has company in padding: no row of the mask is empty.
+        rounds = torch.cat(self._rounds, dim=1)[:, None] == starts[:, :, None]
+        return torch.cat([context, rounds], dim=-1)[:, None]
+
+
+def cache_argument(module: torch.nn.Module) -> str:
+    """What a layer of transformers calls its cache; it was renamed within version 5."""
+    return "cache" if "cache" in inspect.signature(_unwrapped(module)).parameters else "past_key_values"
+
+
+def _unwrapped(module: torch.nn.Module) -> Any:
+    return inspect.unwrap(type(module).forward)

@@ -1,0 +1,120 @@
+"""Drafters with weights: opened and checked before anything is generated, loaded one at a time afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from specprobe.drafters.base import Drafter
+from specprobe.errors import SpecprobeError
+from specprobe.notices import Notice
+from specprobe.profiles import Profile
+
+if TYPE_CHECKING:
+    from specprobe.causal_lm import LoadOptions
+    from specprobe.features import Features
+    from specprobe.target import Target
+    from specprobe.tokens import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """What a drafter with weights is opened for.
+
+    `target`: None where responses come from a log and no target is named. `sampled`: whether drafts are drawn from
+    the draft distribution, too. `depth`: the most tokens per round.
+    """
+
+    target: Target | None
+    tokenizer: Tokenizer | None
+    options: LoadOptions
+    profile: Profile
+    depth: int
+    sampled: bool
+
+    def needed_target(self, name: str) -> Target:
+        """The target, or a SpecprobeError that says why the drafter needs it."""
+        if self.target is None:
+            raise SpecprobeError(
+                f"--drafter {name}: reads the target's hidden states or weights; name the target with --target"
+            )
+        return self.target
+
+
+class OpenDrafter(Protocol):
+    """A drafter whose checkpoint was found and fits the target, but whose weights are not loaded yet.
+
+    `taps`: the states of the target that it reads, see `Features`. `notices`: what the user should know of it.
+    `has_model`: whether a model drafts, so that there is something to load and a distribution to sample from.
+    """
+
+    @property
+    def name(self) -> str:
+        """As the user wrote it, without options."""
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a model drafts."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The states of the target that it reads."""
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """What was odd about the checkpoint."""
+
+    def load(self, features: Features | None) -> Drafter:
+        """The drafter, ready to draft; `features` hold its taps."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """`NAME:MODEL[,key=value...]` as the user wrote it."""
+
+    name: str
+    model: str
+    options: Mapping[str, str]
+
+    @property
+    def label(self) -> str:
+        """Name and model."""
+        return f"{self.name}:{self.model}" if self.model else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFree:
+    """A drafter without weights, as one that is loaded already."""
+
+    drafter: Drafter
+    taps: tuple[int, ...] = ()
+    notices: tuple[Notice, ...] = ()
+    has_model: bool = False
+
+    @property
+    def name(self) -> str:
+        """The drafter's."""
+        return self.drafter.name
+
+    def load(self, features: Features | None) -> Drafter:  # noqa: ARG002
+        """The drafter itself."""
+        return self.drafter
+
+
+class OpenModel:
+    """What drafters with weights have in common."""
+
+    spec: ModelSpec
+    has_model = True
+    notices: tuple[Notice, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name and model."""
+        return self.spec.label
+
+
+def describe_model(spec: ModelSpec, **facts: Any) -> dict[str, Any]:
+    """The record of a drafter with weights: which model, the options given, and what was found out."""
+    return {"model": spec.model, **spec.options, **facts}

@@ -1,0 +1,167 @@
+"""From a drafter's logits to what would have been accepted: the only place where p and q meet. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from specprobe.drafters.base import Proposals
+from specprobe.trajectory import Trajectory
+
+# Values of logits that are worked on at once (256 MB in float32).
+_LOGIT_VALUES = 2**26
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftVocabulary:
+    """How the drafter's token ids correspond to the target's.
+
+    `to_target` [draft vocabulary] and `to_draft` [target vocabulary], -1 where there is no counterpart.
+    """
+
+    to_target: torch.Tensor
+    to_draft: torch.Tensor
+
+    @classmethod
+    def from_target_ids(cls, to_target: torch.Tensor, target_size: int) -> DraftVocabulary:
+        """From the target's id of every draft id."""
+        to_draft = torch.full((target_size,), -1, dtype=torch.long)
+        known = to_target >= 0
+        to_draft[to_target[known]] = torch.arange(to_target.numel())[known]
+        return cls(to_target, to_draft)
+
+    @property
+    def covered(self) -> torch.Tensor:
+        """[target vocabulary] bool: what can be drafted."""
+        return self.to_draft >= 0
+
+    def to(self, device: torch.device) -> DraftVocabulary:
+        """The same on a device."""
+        return DraftVocabulary(self.to_target.to(device), self.to_draft.to(device))
+
+    def wanted(self, target_ids: torch.Tensor) -> torch.Tensor:
+        """The draft ids of target ids, -1 where there is none."""
+        inside = target_ids.clamp(max=self.to_draft.numel() - 1)
+        return torch.where(target_ids < self.to_draft.numel(), self.to_draft[inside], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRule:
+    """How drafts are drawn: greedily, and, where `sampled`, also from the draft distribution at `temperature`."""
+
+    temperature: float
+    sampled: bool
+
+
+def score_rows(
+    logits: torch.Tensor, wanted: torch.Tensor, rule: DraftRule, vocabulary: DraftVocabulary | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What drafts from `logits` [R, draft vocabulary] are worth where the target wrote `wanted` [R] (target ids).
+
+    Returns whether the greedy draft is that token, bool [R], and log q of it, float32 [R] (zeros where not sampled;
+    -inf where it cannot be drafted). Sampled drafts come from softmax(logits / temperature) without top-k, top-p
+    and penalties (vLLM 0.33 v1/worker/gpu/spec_decode).
+    """
+    if vocabulary is not None:
+        wanted = vocabulary.wanted(wanted)
+        logits = logits.masked_fill(vocabulary.to_target < 0, float("-inf"))
+    possible = (wanted >= 0) & (wanted < logits.shape[-1])
+    hits = (logits.argmax(-1) == wanted) & possible
+    if not rule.sampled:
+        return hits, torch.zeros_like(hits, dtype=torch.float32)
+    log_q = torch.log_softmax(logits.float() / rule.temperature, dim=-1)
+    chosen = log_q.gather(-1, wanted.clamp(0, logits.shape[-1] - 1)[:, None])[:, 0]
+    return hits, torch.where(possible, chosen, -torch.inf)
+
+
+def chunk_rows(num_rows: int, vocab_size: int) -> Sequence[slice]:
+    """Slices of rows whose logits are few enough to be held at once."""
+    step = max(1, _LOGIT_VALUES // max(1, vocab_size))
+    return [slice(start, start + step) for start in range(0, num_rows, step)]
+
+
+def outside_mass(vocabulary: DraftVocabulary, trajectory: Trajectory, logits: torch.Tensor | None = None) -> float:
+    """The target's probability outside the draft vocabulary, summed over the output tokens after the first.
+
+    At temperature 0 all of it is on the token that was written; above, `logits` [N - 1, V] of the target give it.
+    """
+    covered = vocabulary.covered
+    if trajectory.temperature == 0 or logits is None:
+        wanted = torch.from_numpy(trajectory.output_ids[1:].astype(np.int64)).to(covered.device)
+        return float((vocabulary.wanted(wanted) < 0).sum())
+    total = 0.0
+    for rows in chunk_rows(len(logits), logits.shape[-1]):
+        p = torch.softmax(logits[rows].float() / trajectory.temperature, dim=-1)
+        total += float(p[:, : covered.numel()][:, ~covered].sum()) + float(p[:, covered.numel() :].sum())
+    return total
+
+
+def acceptance_probability(log_q: NDArray[np.float32], log_p: NDArray[np.float32]) -> NDArray[np.float64]:
+    """min(1, q(x) / p(x)): that the token x, which the target wrote, came from an accepted draft.
+
+    DESIGN section 2; Leviathan et al., arXiv 2211.17192, section 2.3: x is drafted and accepted with probability
+    min(p(x), q(x)), and committed with p(x).
+    """
+    return np.exp(np.minimum(log_q.astype(np.float64) - log_p, 0.0))
+
+
+def prefix_proposals(
+    trajectory: Trajectory,
+    depth: int,
+    longest: NDArray[np.int64],
+    hits: NDArray[np.bool_],
+    accept: NDArray[np.float64] | None,
+    outside: float | None = None,
+) -> Proposals:
+    """Proposals of a drafter whose q depends on the tokens before it alone: what holds at a token holds in any round.
+
+    `hits` [N + tail]: whether the greedy draft at each output token is right; `accept` [N]: a of sampled drafts there.
+    """
+    num_output = trajectory.output_ids.size
+    right = np.zeros((depth, num_output), dtype=bool)
+    for i in range(depth):
+        shifted = hits[i : i + num_output]
+        right[i, : shifted.size] = shifted
+    chance = None
+    if accept is not None:
+        chance = np.zeros((depth, num_output))
+        for i in range(depth):
+            chance[i, : max(0, num_output - i)] = accept[i:num_output]
+    return nested_proposals(depth, longest, right, chance, outside)
+
+
+def nested_proposals(
+    depth: int,
+    longest: NDArray[np.int64],
+    hits: NDArray[np.bool_],
+    accept: NDArray[np.float64] | None,
+    outside: float | None = None,
+) -> Proposals:
+    """Proposals whose shallower drafts are the beginnings of deeper ones, always as long as allowed.
+
+    `hits` [K, N] and `accept` [K, N]: position i of a round that starts at s, given that all before it were accepted.
+    """
+    depths = np.arange(1, depth + 1)[:, None]
+    drafted = np.minimum(depths, longest).astype(np.int16)
+    right_so_far = np.cumprod(hits, axis=0, dtype=np.int16).sum(axis=0, dtype=np.int16)
+    survival = None
+    if accept is not None:
+        survival = np.broadcast_to(np.cumprod(accept, axis=0, dtype=np.float64), (depth, *accept.shape))
+    return Proposals(drafted, np.minimum(drafted, right_so_far), survival, outside)
+
+
+def separate_proposals(
+    longest: NDArray[np.int64],
+    hits: NDArray[np.bool_],
+    accept: NDArray[np.float64] | None,
+) -> Proposals:
+    """Proposals that differ from depth to depth: `hits`, `accept` [K, K, N] with the depth first."""
+    depth = hits.shape[0]
+    drafted = np.minimum(np.arange(1, depth + 1)[:, None], longest).astype(np.int16)
+    right_so_far = np.cumprod(hits, axis=1, dtype=np.int16).sum(axis=1, dtype=np.int16)
+    survival = None if accept is None else np.cumprod(accept, axis=1, dtype=np.float64)
+    return Proposals(drafted, np.minimum(drafted, right_so_far), survival)
