@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,13 @@ from numpy.typing import NDArray
 from specprobe.embedded import EMBEDDED_NAME, HUB_NAME, embedded_folder, is_embedded, missing_error
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
-from specprobe.quiet import quick_imports, quiet_transformers, scipy_unseen
+from specprobe.quiet import quick_imports, quiet_transformers
 from specprobe.tokens import Tokenizer, TokenizerRecord, as_ids, first_line, load_tokenizer, unreachable_error
 from specprobe.trajectory import Trajectory
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -155,11 +158,13 @@ def load_target(
         import torch
         from safetensors import SafetensorError
 
-        with quiet_transformers():
+        with nullcontext() if folder else quiet_transformers():
             place = _device(device)
             precision = _precision(dtype, place)
             try:
-                model, stored = _model(location, precision, embedded=folder is not None)
+                model, stored = _embedded_model(folder, precision) if folder else _model(location, precision)
+                for parameter in model.parameters():
+                    parameter.requires_grad_(False)
                 ends = as_ids(model.generation_config.eos_token_id if model.generation_config else None)
             except OSError as error:
                 raise missing_error() if is_embedded(name) else unreachable_error("target", location, error) from error
@@ -184,22 +189,17 @@ def load_target(
     return Target(model, tokenizer, _record(model, EMBEDDED_NAME if folder else location, stored, tokenizer))
 
 
-def _model(location: str, precision: Any, *, embedded: bool) -> tuple[Any, Any]:
+def _model(location: str, precision: Any) -> tuple[Any, Any]:
     """The model on the CPU, and the dtype that its checkpoint is stored in (None where it does not say)."""
-    if embedded:
-        model, stored = _embedded_model(location, precision)
-    else:
-        from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-        config = AutoConfig.from_pretrained(location, trust_remote_code=False)
-        # Read first: loading overwrites it with the dtype asked for.
-        stored = getattr(config, "dtype", None)
-        model, found = AutoModelForCausalLM.from_pretrained(
-            location, dtype=precision, trust_remote_code=False, weights_only=True, output_loading_info=True
-        )
-        _check_complete(location, found)
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
+    config = AutoConfig.from_pretrained(location, trust_remote_code=False)
+    # Read first: loading overwrites it with the dtype asked for.
+    stored = getattr(config, "dtype", None)
+    model, found = AutoModelForCausalLM.from_pretrained(
+        location, dtype=precision, trust_remote_code=False, weights_only=True, output_loading_info=True
+    )
+    _check_complete(location, found)
     return model, stored
 
 
@@ -217,19 +217,13 @@ def _check_complete(location: str, found: Mapping[str, Any]) -> None:
             )
 
 
-def _embedded_model(folder: str, precision: Any) -> tuple[Any, Any]:
-    """The same as AutoModelForCausalLM's, half a second sooner: the class is known, and so are the weights' names."""
+def _embedded_model(folder: Path, precision: Any) -> tuple[Any, Any]:
+    """The same, without transformers."""
     import torch
-    from safetensors.torch import load_file
 
-    with scipy_unseen():
-        from transformers.models.llama.configuration_llama import LlamaConfig
-        from transformers.models.llama.modeling_llama import LlamaForCausalLM
+    from specprobe.llama import load_llama
 
-    dtype = torch.bfloat16 if precision == "auto" else precision
-    weights = {name: weight.to(dtype) for name, weight in load_file(f"{folder}/model.safetensors").items()}
-    config = LlamaConfig.from_pretrained(folder)
-    return LlamaForCausalLM.from_pretrained(None, config=config, state_dict=weights, dtype=dtype), torch.bfloat16
+    return load_llama(folder, torch.bfloat16 if precision == "auto" else precision), torch.bfloat16
 
 
 def _device(name: str | None) -> torch.device:
