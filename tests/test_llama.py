@@ -1,9 +1,11 @@
 """The embedded target's own model and tokenizer against those of transformers."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import toy_target as toy
 
 from specprobe import embedded
 from specprobe.light_tokenizer import LightTokenizer
+from specprobe.prompt import Prompt
 from specprobe.target import Target, load_target
 from specprobe.tokens import Tokenizer
 from specprobe.trajectories import generated_trajectories
@@ -217,3 +220,22 @@ def test_light_tokenizer_gives_what_transformers_gives(tmp_path, template):
     numbers = np.arange(len(backend))
     assert ours.decode(numbers) == theirs.decode(numbers)
     assert str(datetime.now().year) in ours.decode(ours.encode_prompt(prompts[0])) or template != BLOCKS
+
+
+@pytest.mark.slow
+def test_embedded_weights_give_the_logits_of_transformers_and_the_golden_texts():
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    target = load_target(device="cpu")
+    models = (AutoModelForCausalLM.from_pretrained(embedded.embedded_folder(), dtype="float32").eval(), target.model)
+    mask, positions = left_padded(3, 20)
+    caches = new_caches(models)
+    for start, stop in ((0, 12), (12, 13), (13, 20)):
+        inputs = {"attention_mask": mask[:, :stop], "position_ids": positions[:, start:stop]}
+        assert_same_logits(models, caches, input_ids=torch.arange(start, stop).expand(3, -1) * 97, **inputs)
+    lines = (Path(__file__).parent / "golden" / "baseline_t0.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if len(row["prompt_token_ids"]) < 100][:8]
+    prompts = [Prompt(row["id"], "", n, "ids", token_ids=tuple(row["prompt_token_ids"])) for n, row in enumerate(rows)]
+    found = generated_trajectories(prompts, target, temperature=0, max_new_tokens=48).trajectories
+    assert [t.output_ids.tolist() for t in found] == [row["output_token_ids"][:48] for row in rows]
