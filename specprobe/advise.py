@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from specprobe.target import Target
 
 
-TIMINGS_SCHEMA = "specprobe.timings/1"
+TIMINGS_SCHEMA = "specprobe.timings/2"
 MOST_CONCURRENCIES = 32
 LARGEST_CONCURRENCY = 2**20
 

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,33 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _GLOBAL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaConfig:
+    """The sizes of a Llama, named as in its config.json."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+
+    @classmethod
+    def read(cls, folder: Path) -> LlamaConfig:
+        """From a checkpoint folder."""
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        values |= values["rope_parameters"]
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
+
+    def get_text_config(self) -> LlamaConfig:
+        """Itself: there is no part for anything but text."""
+        return self
 
 
 def is_embedded(name: str | None) -> bool:

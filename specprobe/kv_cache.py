@@ -1,18 +1,19 @@
-"""Keys and values of a batch that is being decoded. Imports torch and transformers."""
+"""Keys and values of a batch that is being decoded. Imports torch, and transformers for the models of transformers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from specprobe.embedded import LlamaConfig
 
 # Room added at a time: the copies then cost less than a hundredth of a decode step each.
 _ROOM_TOKENS = 256
 
 
-class RoomyLayer(DynamicLayer):  # type: ignore[misc]
-    """A DynamicLayer with spare room, which appends a token without copying all tokens before it.
+class RoomyLayer:
+    """The keys and values of a layer with spare room: appending a token does not copy all tokens before it.
 
     `keys` and `values` [batch, heads, tokens, dim] are views into larger buffers.
     """
@@ -20,16 +21,22 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
     keys: torch.Tensor
     values: torch.Tensor
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self) -> None:
+        super().__init__()
         self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.is_initialized = False
+
+    def get_seq_length(self) -> int:
+        """How many tokens it holds."""
+        return self.keys.shape[-2] if self.is_initialized else 0
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append [batch, heads, new tokens, dim]; returns all keys and values."""
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
+            self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+            self.is_initialized = True
         length = self.get_seq_length()
         total = length + key_states.shape[-2]
         if self._buffers is None or self._buffers[0].shape[-2] < total:
@@ -42,6 +49,11 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
         values[:, :, length:total] = value_states
         self.keys, self.values = keys[:, :, :total], values[:, :, :total]
         return self.keys, self.values
+
+    def crop(self, minus_tokens: int) -> None:
+        """Take the last tokens out again, their number given with a minus."""
+        length = self.get_seq_length() + minus_tokens
+        self.keys, self.values = self.keys[:, :, :length], self.values[:, :, :length]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row so many times."""
@@ -58,16 +70,43 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
             self.keys, self.values = keys[:, :, :length], values[:, :, :length]
 
 
+class RoomyCache:
+    """A RoomyLayer for each layer of a model."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.layers = [RoomyLayer() for _ in range(num_layers)]
+
+    def get_seq_length(self) -> int:
+        """How many tokens it holds."""
+        return self.layers[0].get_seq_length()
+
+    def crop(self, minus_tokens: int) -> None:
+        """Take the last tokens out again, their number given with a minus."""
+        for layer in self.layers:
+            layer.crop(minus_tokens)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row so many times."""
+        for layer in self.layers:
+            layer.batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep these rows of the batch."""
+        for layer in self.layers:
+            layer.batch_select_indices(indices)
+
+
 def new_cache(config: Any) -> Any:
     """A cache for a model's config: roomy where its layers attend to everything, transformers' own elsewhere."""
-    cache = DynamicCache(config=config)
-    cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
+    if isinstance(config, LlamaConfig):
+        return RoomyCache(config.num_hidden_layers)
+    from specprobe.dynamic_cache import new_dynamic_cache
+
+    return new_dynamic_cache(config)
 
 
 def _with_room(old: torch.Tensor, like: torch.Tensor, capacity: int) -> torch.Tensor:
     batch, heads, _, dim = like.shape
     buffer = like.new_empty(batch, heads, capacity, dim)
-    if old.dim() == like.dim():
-        buffer[:, :, : old.shape[-2]] = old
+    buffer[:, :, : old.shape[-2]] = old
     return buffer

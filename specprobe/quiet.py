@@ -19,6 +19,8 @@ def quick_imports() -> Iterator[None]:
     # Threads that wait for each other by spinning stand in each other's way as soon as the machine has other work:
     # a decode step then takes ten times as long. OpenMP reads this when torch loads it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Otherwise tokenizers warns when the process forks.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -32,7 +34,6 @@ def quick_imports() -> Iterator[None]:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """No progress bars and nothing below an error from transformers and huggingface_hub while this lasts."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers.utils import logging as transformers_logging
 
     hub_logger = logging.getLogger("huggingface_hub")
@@ -48,19 +49,3 @@ def quiet_transformers() -> Iterator[None]:
         hub_logger.setLevel(hub_level)
         if bars:
             transformers_logging.enable_progress_bar()
-
-
-@contextmanager
-def scipy_unseen() -> Iterator[None]:
-    """Import transformers' models as if scipy were not installed.
-
-    They import its optimiser for the training of object detectors; leaving that out saves a quarter of a second.
-    """
-    from transformers import utils
-
-    is_available = utils.is_scipy_available
-    utils.is_scipy_available = lambda: False
-    try:
-        yield
-    finally:
-        utils.is_scipy_available = is_available

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,13 @@ from specprobe.causal_lm import (
 )
 from specprobe.embedded import EMBEDDED_NAME, HUB_NAME, embedded_folder, is_embedded, missing_error
 from specprobe.errors import SpecprobeError, UnreachableError
-from specprobe.quiet import quick_imports, quiet_transformers, scipy_unseen
+from specprobe.quiet import quick_imports, quiet_transformers
 from specprobe.tokens import Tokenizer, TokenizerRecord, as_ids, load_tokenizer
 from specprobe.trajectory import Trajectory
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
 # Values read of each weight matrix for the fingerprint: a finetune changes nearly all of them.
@@ -198,11 +201,13 @@ def load_target(
     with quick_imports():
         import torch  # noqa: F401  # with garbage collection off, whoever imports it next
 
-        with quiet_transformers():
+        with nullcontext() if folder else quiet_transformers():
             place = choose_device(options.device)
             if folder:
                 with loading_errors("target", location):
-                    model, stored = _embedded_model(location, choose_precision(options.dtype, place))
+                    model, stored = _embedded_model(folder, choose_precision(options.dtype, place))
+                    for parameter in model.parameters():
+                        parameter.requires_grad_(False)
                 model = move("target", location, model, place)
             else:
                 try:
@@ -217,19 +222,13 @@ def load_target(
     return Target(model, tokenizer, _record(model, EMBEDDED_NAME if folder else location, stored, tokenizer))
 
 
-def _embedded_model(folder: str, precision: Any) -> tuple[Any, Any]:
-    """The same as AutoModelForCausalLM's, half a second sooner: the class is known, and so are the weights' names."""
+def _embedded_model(folder: Path, precision: Any) -> tuple[Any, Any]:
+    """The same, without transformers."""
     import torch
-    from safetensors.torch import load_file
 
-    with scipy_unseen():
-        from transformers.models.llama.configuration_llama import LlamaConfig
-        from transformers.models.llama.modeling_llama import LlamaForCausalLM
+    from specprobe.llama import load_llama
 
-    dtype = torch.bfloat16 if precision == "auto" else precision
-    weights = {name: weight.to(dtype) for name, weight in load_file(f"{folder}/model.safetensors").items()}
-    config = LlamaConfig.from_pretrained(folder)
-    return LlamaForCausalLM.from_pretrained(None, config=config, state_dict=weights, dtype=dtype), torch.bfloat16
+    return load_llama(folder, torch.bfloat16 if precision == "auto" else precision), torch.bfloat16
 
 
 def _record(model: Any, name: str, stored_dtype: Any, tokenizer: Tokenizer) -> TargetRecord:

@@ -86,7 +86,7 @@ def test_an_interruption_keeps_finished_blocks(target, monkeypatch):
 def test_damaged_timings_are_taken_again(target, tmp_path):
     measured_cost(target, GRID, DRAFTERS, 3, Silent())
     (path,) = (tmp_path / ".specprobe" / "costs").glob("*.json")
-    for content in ("", "[]", "{", json.dumps({"schema": "specprobe.timings/1", "points": [{"batch": 1}]})):
+    for content in ("", "[]", "{", json.dumps({"schema": "specprobe.timings/2", "points": [{"batch": 1}]})):
         path.write_text(content)
         assert measured_cost(target, GRID, DRAFTERS, 3, Silent()).source == "measured"
 

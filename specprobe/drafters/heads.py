@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.cache_utils import DynamicCache
 
 from specprobe.batches import windows
 from specprobe.drafters.base import Adoption, Limits, Proposals
@@ -31,8 +30,8 @@ from specprobe.drafters.scores import (
     score_rows,
     separate_proposals,
 )
+from specprobe.dynamic_cache import new_round_cache
 from specprobe.features import LAST, Features
-from specprobe.kv_cache import RoomyLayer
 from specprobe.trajectory import Trajectory
 
 # Tokens of a batch, padding included; with a mask of starts x (tokens + starts x depth) this bounds memory.
@@ -260,8 +259,7 @@ class RoundCache:
     """
 
     def __init__(self, num_layers: int, device: torch.device) -> None:
-        self.cache = DynamicCache()
-        self.cache.layers = [RoomyLayer() for _ in range(num_layers)]
+        self.cache = new_round_cache(num_layers)
         self._device = device
         self._num_context = 0
         self._rounds: list[torch.Tensor] = []

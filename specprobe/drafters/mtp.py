@@ -271,7 +271,7 @@ def open_mtp(spec: ModelSpec, context: DraftContext) -> OpenMtp:
     """`mtp`, from the target's own checkpoint, or `mtp:MODEL` from another one of the same layout."""
     refuse_unknown_options(spec.options, (), spec.name)
     target = context.needed_target(spec.name)
-    kind = target.text_config.model_type
+    kind = getattr(target.text_config, "model_type", "llama")
     if kind not in FAMILIES:
         raise SpecprobeError(
             f"--drafter mtp: a {kind} checkpoint has no modules for further tokens that specprobe knows; "
