@@ -68,7 +68,7 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
             _lengths(trajectories, temperature, sources.mode)
             for trajectories, temperature in zip(sources.sets, sources.temperatures, strict=True)
         ),
-        results=results,
+        results=tuple(sorted(results, key=lambda r: (sources.temperatures.index(r.temperature), r.adoption))),
         notices=(*_all_notices(options, profile, workload, sources, results), *drafter_notices),
     )
 

@@ -9,7 +9,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from specprobe.acceptance import Acceptance
+from specprobe.drafters.base import Adoption
 from specprobe.interval import MIN_PROMPTS
+from specprobe.ladder import BROKEN_ACCEPTANCE
 from specprobe.notices import Notice
 from specprobe.trajectory import Trajectory
 from specprobe.units import format_plural
@@ -73,6 +75,15 @@ def check_acceptance(acceptance: Acceptance) -> list[Notice]:
             )
         ]
     notices = []
+    first = totals.conditional[0]
+    if acceptance.adoption > Adoption.FLAG and first is not None and first < BROKEN_ACCEPTANCE:
+        notices.append(
+            Notice(
+                "near_nothing_accepted",
+                f"{label}: {first:.1%} accepted at the first position, which is seldom weakness; likely a drafter "
+                f"for another target or chat template{_layer_cause(acceptance)}: check before you blame the traffic",
+            )
+        )
     if totals.drafted_rounds < MIN_DRAFTED_ROUNDS:
         notices.append(
             Notice(
@@ -90,6 +101,15 @@ def check_acceptance(acceptance: Acceptance) -> list[Notice]:
             )
         )
     return notices
+
+
+def _layer_cause(acceptance: Acceptance) -> str:
+    """Heads that read inner layers come in two conventions of counting them."""
+    if acceptance.config.get("capture") is None:
+        return ""
+    other = "output_of" if acceptance.config["capture"] == "input_of" else "input_of"
+    layers = ", ".join(map(str, acceptance.config.get("layer_ids", ())))
+    return f", or layers off by one (read {layers} as {acceptance.config['capture']}; try capture={other})"
 
 
 @njit(cache=True, nogil=True)

@@ -126,6 +126,10 @@ def analyze(
             "may be repeated. Default: ngram and suffix.",
         ),
     ] = None,
+    ladder: Annotated[
+        Path | None,
+        typer.Option("--ladder", help="A file with one drafter a line, # for comments; adds to --drafter."),
+    ] = None,
     depth: Annotated[
         int, typer.Option("--depth", help="Most draft tokens per round; all depths up to it are replayed.")
     ] = defaults.DEPTH,
@@ -175,7 +179,7 @@ def analyze(
     from specprobe.analyze import analyze as run_analyze
     from specprobe.causal_lm import LoadOptions
     from specprobe.documents import dump_document
-    from specprobe.options import AnalyzeOptions
+    from specprobe.options import AnalyzeOptions, read_ladder
     from specprobe.progress import OnStderr
     from specprobe.run import run_document, summarize
     from specprobe.run_files import check_out, keep_run
@@ -186,7 +190,7 @@ def analyze(
         prompts=tuple(prompts),
         target=target,
         tokenizer=tokenizer,
-        drafters=tuple(drafter or ()),
+        drafters=(*(drafter or ()), *(read_ladder(ladder) if ladder else ())),
         depth=depth,
         temperatures=None if temperature is None else _numbers(temperature, "--temperature", float),
         responses=responses.value,

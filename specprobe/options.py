@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from specprobe import defaults
@@ -83,6 +84,20 @@ class AnalyzeOptions:
             raise SpecprobeError("--temperature: a value occurs twice")
         if self.responses == "logged" and len(self.temperatures) > 1:
             raise SpecprobeError(ONE_TEMPERATURE)
+
+
+def read_ladder(path: Path) -> tuple[str, ...]:
+    """The drafters of a file, one a line; what follows a # is a comment."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise SpecprobeError(f"--ladder {path}: {str(reason).lower()}; name a text file, one drafter a line") from None
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    specs = tuple(filter(None, lines))
+    if not specs:
+        raise SpecprobeError(f"--ladder {path}: names no drafter; write one a line, such as ngram")
+    return specs
 
 
 def check_depth_fits(depth: int, max_model_len: int) -> None:

@@ -13,11 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from specprobe.curve import CurveFit
+from specprobe.drafters.base import ADOPTION_WORDS
 from specprobe.export import command_line
 from specprobe.interval import MIN_PROMPTS
+from specprobe.ladder import Rung
 from specprobe.notices import Notice, inert
 from specprobe.recommend import Recommendation, Verdict
-from specprobe.run import ResultSummary, Run
+from specprobe.run import ResultSummary, Run, ladders
 from specprobe.speedup import Option
 from specprobe.units import (
     format_bar,
@@ -34,11 +36,17 @@ VERDICT_STYLES = {"speculate": "bold green", "dont": "bold red", "close": "bold 
 VERDICT_WORDS = {"speculate": "speculate", "dont": "don't", "close": "too close to call"}
 
 
+DRAFT_WORDS = {"greedy": "one-hot drafts", "sampled": "sampled drafts (expected counts)"}
+
+
 def render_run(run: Run, summaries: Sequence[ResultSummary]) -> RenderableType:
     """The report of `analyze`: what was measured, then each drafter, then warnings and the next command."""
     parts: list[RenderableType] = [_what_was_measured(run), Text()]
     for summary in summaries:
         parts += [_result(summary), Text()]
+    for temperature, rungs in ladders(run):
+        if len(rungs) > 1 and len({rung.adoption for rung in rungs}) > 1:
+            parts += [_ladder(temperature, rungs), Text()]
     parts.append(_in_one_sentence(summaries))
     if run.notices:
         parts += [Text(), render_notices(run.notices)]
@@ -88,8 +96,13 @@ def _result(summary: ResultSummary) -> RenderableType:
     acceptance = summary.acceptance
     config = ", ".join(f"{key} {value}" for key, value in acceptance.config.items())
     title = Text.assemble(
-        (acceptance.drafter, "bold"), f" ({config}), temperature {acceptance.temperature:g}, one-hot drafts"
+        (inert(acceptance.drafter, 80), "bold"),
+        f" ({inert(config, 300)}), temperature {acceptance.temperature:g}, {DRAFT_WORDS[acceptance.draft_sampling]}",
     )
+    if acceptance.outside_share is not None:
+        title.append(
+            f"; {format_percent(acceptance.outside_share)} of the target's probability lies outside what it can draft"
+        )
     deepest = summary.totals[-1]
     if not deepest.drafted_rounds:
         return Group(title, Padding(Text("no round had a draft: nothing to accept, 1 token per round"), (0, 2)))
@@ -161,6 +174,28 @@ def _curve(summary: ResultSummary) -> Text:
 
 def _shown(params: Mapping[str, float]) -> Mapping[str, float]:
     return dict(list(params.items())[:4])
+
+
+def _ladder(temperature: float, rungs: Sequence[Rung]) -> RenderableType:
+    """What each step up to a dearer drafter bought."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("drafter", overflow="fold")
+    table.add_column("takes a", no_wrap=True)
+    table.add_column("tokens/round", justify="right", no_wrap=True)
+    table.add_column("over the best before", justify="right", no_wrap=True)
+    table.add_column("")
+    for rung in rungs:
+        step = ""
+        if rung.step is not None:
+            step = f"{rung.step.point:.2f}x {format_interval(rung.step.low, rung.step.high)}"
+        table.add_row(
+            Text(inert(rung.drafter) + (" sampled" if rung.draft_sampling == "sampled" else "")),
+            ADOPTION_WORDS[rung.adoption],
+            f"{rung.tokens_per_round:.2f} at {rung.depth}",
+            step,
+            "" if rung.standing == "first" else rung.standing,
+        )
+    return Group(Text(f"step by step, temperature {temperature:g}", style="bold"), Padding(table, (0, 2)))
 
 
 def _in_one_sentence(summaries: Sequence[ResultSummary]) -> Text:

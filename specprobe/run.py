@@ -19,13 +19,14 @@ from specprobe import __version__
 from specprobe.acceptance import Acceptance, Counts, DepthTotals
 from specprobe.curve import CurveFit, fit_counts
 from specprobe.documents import read_document
+from specprobe.drafters.base import ADOPTION_WORDS, Adoption
 from specprobe.errors import SpecprobeError
 from specprobe.interval import Interval, ratio_intervals, tokens_per_round_intervals
+from specprobe.ladder import Rung, climb
 from specprobe.notices import Notice
 
 SCHEMA = "specprobe.run/1"
 LEVEL = 0.9
-ADOPTION_WORDS = {1: "flag", 2: "second model", 3: "trained head"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,8 +149,20 @@ def run_document(run: Run, summaries: Sequence[ResultSummary]) -> dict[str, Any]
             for lengths in run.responses
         ],
         "results": [_result_json(summary) for summary in summaries],
+        "ladder": [
+            {"temperature": temperature, "rungs": [rung.to_json() for rung in rungs]}
+            for temperature, rungs in ladders(run)
+        ],
         "warnings": [{"code": notice.code, "message": notice.message} for notice in run.notices],
     }
+
+
+def ladders(run: Run) -> list[tuple[float, tuple[Rung, ...]]]:
+    """By temperature, what each step up to a dearer drafter bought."""
+    return [
+        (temperature, climb([result for result in run.results if result.temperature == temperature]))
+        for temperature in run.temperatures
+    ]
 
 
 def load_run(path: Path) -> Run:
@@ -169,7 +182,7 @@ def _result_json(summary: ResultSummary) -> dict[str, Any]:
         "temperature": acceptance.temperature,
         "draft_sampling": acceptance.draft_sampling,
         "fixed_length": acceptance.fixed_length,
-        "adoption": ADOPTION_WORDS[acceptance.adoption],
+        "adoption": ADOPTION_WORDS[Adoption(acceptance.adoption)],
         "outside_share": acceptance.outside_share,
         "depths": [
             _depth_json(totals, interval)
@@ -313,6 +326,6 @@ def _acceptance_from_json(entry: Mapping[str, Any], output_tokens: Mapping[float
         at_risk_at=table("at_risk_at"),
         accepted_at=table("accepted_at"),
         # Runs of the first version had model-free drafters only.
-        adoption={words: number for number, words in ADOPTION_WORDS.items()}[entry.get("adoption", "flag")],
+        adoption={words: level for level, words in ADOPTION_WORDS.items()}[entry.get("adoption", "flag")],
         outside_share=entry.get("outside_share"),
     )

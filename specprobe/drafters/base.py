@@ -66,6 +66,9 @@ class Adoption(IntEnum):
     TRAINED_HEAD = 3
 
 
+ADOPTION_WORDS = {Adoption.FLAG: "flag", Adoption.SECOND_MODEL: "second model", Adoption.TRAINED_HEAD: "trained head"}
+
+
 class Drafter(Protocol):
     """A drafter as replay sees it.
 
