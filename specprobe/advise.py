@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specprobe.cost import CostPoint, CostTable, read_cost_file, read_point, read_seconds
-from specprobe.drafters import Drafter, HybridSpec, ModelSpec, parse_drafter
+from specprobe.drafters import MODEL_FREE, Drafter, is_model_free, parse_drafter
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
 from specprobe.paths import state_folder, write_private
@@ -110,8 +110,9 @@ def _measured(
     grid = plan_grid(concurrencies, depth, lengths.mean_context, target.record.max_position_embeddings)
     check_memory(target, grid)
     profile = resolve_profile(run.engine_profile)
-    parsed = [parse_drafter(spec, profile) for spec in run.settings["drafters"]]
-    drafters = [drafter for drafter in parsed if not isinstance(drafter, ModelSpec | HybridSpec)]
+    # Others are not made here: a run may come from elsewhere, and naming a user's class would run its code.
+    specs = [spec for spec in run.settings["drafters"] if spec.partition(":")[0] in MODEL_FREE]
+    drafters = [drafter for spec in specs if is_model_free(drafter := parse_drafter(spec, profile))]
     return measured_cost(target, grid, drafters, depth, stages, remeasure=options.remeasure)
 
 

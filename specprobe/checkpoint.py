@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +20,63 @@ CONFIG_NAME = "config.json"
 # Adapters and optimiser states beside the weights are not the weights.
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 LARGEST_CONFIG_BYTES = 16 * 2**20
+MOST_LAYERS = 1024
+
+
+class Section:
+    """Values of a config.json, read with their kind: a wrong one is the user's to mend, in one line."""
+
+    def __init__(self, owner: str, values: Mapping[str, Any], prefix: str = "") -> None:
+        self._owner, self.values, self._prefix = owner, values, prefix
+
+    def section(self, key: str) -> Section:
+        """An object below this one; an empty one where the key is missing."""
+        values = self.values.get(key)
+        if not isinstance(values, Mapping | None):
+            raise self._wrong(key, "is no object")
+        return Section(self._owner, values or {}, f"{self._prefix}{key}.")
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there, with a value."""
+        return self.values.get(key) is not None
+
+    def whole(self, key: str, default: int, least: int = 1, most: int = 2**31) -> int:
+        """A whole number within bounds."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self._wrong(key, f"is no whole number from {least} to {most}")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A finite number."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self._wrong(key, "is no number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self.values.get(key)
+        if not isinstance(value, bool | None):
+            raise self._wrong(key, "is neither true nor false")
+        return default if value is None else value
+
+    def layers(self, key: str) -> list[int] | None:
+        """A list of layer numbers; None where there is none."""
+        values = self.values.get(key)
+        if values is None:
+            return None
+        is_list = isinstance(values, list) and values and len(values) <= MOST_LAYERS
+        if not is_list or not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
+            raise self._wrong(key, "is no list of layer numbers")
+        return list(values)
+
+    def _wrong(self, key: str, what: str) -> SpecprobeError:
+        return SpecprobeError(f"drafter {self._owner}: {self._prefix}{key} in {CONFIG_NAME} {what}")
 
 
 @dataclass(frozen=True)
@@ -52,6 +110,20 @@ class Checkpoint:
                 return list(file.keys())
         except (SafetensorError, OSError, ValueError) as error:
             raise self._damaged(path, error) from error
+
+    @property
+    def settings(self) -> Section:
+        """The config, read by kind."""
+        return Section(self.name, self.config)
+
+    def rows(self, name: str) -> int:
+        """The first dimension of a tensor."""
+        if name not in self:
+            raise self.missing(name)
+        shape = self.shape(name)
+        if not shape:
+            raise SpecprobeError(f"drafter {self.name}: tensor {inert(name, 200)} is a single number, not a matrix")
+        return shape[0]
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -105,8 +177,9 @@ class Checkpoint:
                 f"drafter {self.name}: tensor {inert(name, 200)} has shape {found}, shape needed {needed}; "
                 "it was trained for another target, or its config.json is another checkpoint's"
             )
+        self._check_precision(name)
 
-    def check_stored(self, name: str) -> None:
+    def _check_precision(self, name: str) -> None:
         """Raise for a tensor stored in 8 bits or fewer: its scales are kept elsewhere, by many conventions."""
         path = self._files[name]
         if path.suffix == ".safetensors":
@@ -114,18 +187,21 @@ class Checkpoint:
 
             with safe_open(path, "pt") as file:
                 kind = file.get_slice(name).get_dtype()
-            if kind.startswith(("F8", "F4", "U8", "I8")):
-                raise SpecprobeError(
-                    f"drafter {self.name}: tensor {inert(name, 200)} is quantised ({kind}); "
-                    "get the checkpoint in bfloat16, float16 or float32"
-                )
+            is_packed = kind.startswith(("F8", "F4", "U8", "I8"))
+        else:
+            stored = self._torch_file(path)[name].dtype
+            kind, is_packed = str(stored).removeprefix("torch."), stored.itemsize < 2
+        if is_packed:
+            raise SpecprobeError(
+                f"drafter {self.name}: tensor {inert(name, 200)} is quantised ({kind}); "
+                "get the checkpoint in bfloat16, float16 or float32"
+            )
 
     def check_module(self, module: torch.nn.Module, rename: Callable[[str], str]) -> None:
         """Raise unless the checkpoint holds every weight of `module`; `rename`: its name there to its name here."""
         for name, weight in module.state_dict().items():
             for part, shape in _stored_parts(rename(name), weight.shape, self):
                 self.check_shape(part, shape)
-                self.check_stored(part)
 
     def fill_module(
         self, module: torch.nn.Module, rename: Callable[[str], str], device: torch.device, dtype: torch.dtype
@@ -166,8 +242,13 @@ class Checkpoint:
 
 def open_checkpoint(name: str) -> Checkpoint:
     """The checkpoint in a folder or of a Hub id (downloaded to the Hub's cache). Raises SpecprobeError."""
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
+    try:
+        folder = Path(name).expanduser()
+        is_here = folder.is_dir()
+    except (OSError, RuntimeError, ValueError):
+        # No name of a file on this system: then it is one of the Hub's, or nothing.
+        is_here = False
+    if not is_here:
         folder = _download(name)
     path = folder / CONFIG_NAME
     try:

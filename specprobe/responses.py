@@ -80,7 +80,8 @@ def _logged(
     temperature, notices = _logged_temperature(options, prompts)
     target = _load_target(options, stages) if options.target is not None else None
     tokenizer = target.tokenizer if target else None
-    if any(prompt.token_ids is None or prompt.answer_token_ids is None for prompt in prompts if prompt.has_answer):
+    holds_text = any(p.token_ids is None or p.answer_token_ids is None for p in prompts if p.has_answer)
+    if holds_text or (options.tokenizer is not None and not model_free):
         if options.tokenizer is not None or tokenizer is None:
             from specprobe.tokens import load_tokenizer
 

@@ -34,6 +34,9 @@ class UnrenderableError(Exception):
     """The chat template refuses this conversation (roles must alternate, no system role, ...)."""
 
 
+SPACE_MARKS = ("Ġ", "▁")
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizerRecord:
     """How text became tokens; results with different records are not comparable.
@@ -94,6 +97,18 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """The id of every token, by how the tokenizer spells it."""
         return dict(self._backend.get_vocab())
+
+    @property
+    def space_marks(self) -> tuple[str, ...]:
+        """How tokens spell the space before a word: Ġ in byte-level vocabularies, ▁ in SentencePiece's.
+
+        Asked of the tokenizer itself, as vLLM does (0.33 v1/spec_decode/vocab_mapping.py); both where it does not say.
+        """
+        ids = self._raw_ids(" a")
+        token = self._backend.convert_ids_to_tokens(ids)[0] if ids else None
+        if isinstance(token, str) and len(token) > 1 and token.endswith("a") and token[0] not in " \t":
+            return (token[:-1],)
+        return SPACE_MARKS
 
     @property
     def unknown_id(self) -> int | None:

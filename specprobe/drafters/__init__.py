@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from typing import TypeGuard
 
 from specprobe.drafters.base import Adoption, Drafter, Limits, Proposals
 from specprobe.drafters.models import DraftContext, ModelFree, ModelSpec, OpenDrafter
@@ -102,7 +103,7 @@ def parse_drafter(spec: str, profile: Profile) -> Parsed:
     return ModelSpec(name, model, options)
 
 
-def is_model_free(drafter: Parsed) -> bool:
+def is_model_free(drafter: Parsed) -> TypeGuard[Drafter]:
     """Whether it drafts from the text alone, so that an answered log is all it needs."""
     return not isinstance(drafter, ModelSpec | HybridSpec)
 

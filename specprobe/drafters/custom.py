@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from specprobe.documents import dump_document
 from specprobe.drafters.base import Adoption, Limits, Proposals, known_tokens
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
@@ -36,7 +37,8 @@ class PythonDrafter:
     from round to round. What it never proposes is never accepted.
     """
 
-    drafter: CustomDrafter
+    # Two objects of one class draft alike, as far as anyone can tell.
+    drafter: CustomDrafter = field(compare=False)
     config: Mapping[str, Any]
     name: str = "python"
     fixed_length: bool = False
@@ -51,8 +53,7 @@ class PythonDrafter:
             longest = limits.longest_drafts(num_prompt, num_output)
             drafted, accepted = np.zeros((2, depth, num_output), dtype=np.int16)
             for k in range(1, depth + 1):
-                if hasattr(self.drafter, "start"):
-                    self.drafter.start(trajectory.prompt_ids)
+                self._start(trajectory.prompt_ids)
                 start = 1
                 while start < num_output:
                     most = min(k, int(longest[start]))
@@ -64,16 +65,28 @@ class PythonDrafter:
                     start += num_accepted + 1
             yield Proposals(drafted, accepted)
 
+    def _start(self, prompt_ids: TokenIds) -> None:
+        if not hasattr(self.drafter, "start"):
+            return
+        try:
+            self.drafter.start(prompt_ids)
+        except (Exception, SystemExit) as error:  # anything can happen in a user's code
+            raise _failed("start", error) from error
+
     def _draft(self, token_ids: TokenIds, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         try:
             draft = np.asarray(self.drafter.propose(token_ids, most)).reshape(-1)
-        except Exception as error:  # anything can happen in a user's code
-            raise SpecprobeError(
-                f"--drafter python: propose raised {type(error).__name__}: {inert(str(error), 200)}; mend the class"
-            ) from error
+        except (Exception, SystemExit) as error:  # anything can happen in a user's code
+            raise _failed("propose", error) from error
         if draft.size and not np.issubdtype(draft.dtype, np.integer):
             raise SpecprobeError("--drafter python: propose must return whole numbers, token ids")
         return draft[:most].astype(np.int64)
+
+
+def _failed(method: str, error: BaseException) -> SpecprobeError:
+    return SpecprobeError(
+        f"--drafter python: {method} raised {type(error).__name__}: {inert(str(error), 200)}; mend the class"
+    )
 
 
 def make_custom(path: str) -> PythonDrafter:
@@ -84,13 +97,16 @@ def make_custom(path: str) -> PythonDrafter:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+    what = "cannot be made"
     try:
         made = getattr(importlib.import_module(module_name), class_name)()
-    except Exception as error:  # anything can happen in a user's code
+        what = "its config cannot be kept with the result"
+        config = dict(getattr(made, "config", {}))
+        dump_document(config)
+    except (Exception, SystemExit) as error:  # anything can happen in a user's code
         raise SpecprobeError(
-            f"--drafter python:{path}: cannot be made ({type(error).__name__}: {inert(str(error), 200)})"
+            f"--drafter python:{path}: {what} ({type(error).__name__}: {inert(str(error), 200)})"
         ) from error
     if not callable(getattr(made, "propose", None)):
         raise SpecprobeError(f"--drafter python:{path}: has no method propose(token_ids, num_draft_tokens)")
-    config = getattr(made, "config", {})
-    return PythonDrafter(made, {"class": path, **(config if isinstance(config, Mapping) else {})})
+    return PythonDrafter(made, {"class": path, **config})

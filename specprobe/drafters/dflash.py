@@ -9,7 +9,6 @@ Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from specprobe.checkpoint import Checkpoint, open_checkpoint
 from specprobe.drafters.base import Adoption, refuse_unknown_options
 from specprobe.drafters.heads import Batch, HeadDrafter
 from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
-from specprobe.drafters.shared import SharedParts, own_or_shared
+from specprobe.drafters.shared import SharedParts, check_mask_token, own_or_shared
 from specprobe.drafters.stack import decoder_config, decoder_stack
 from specprobe.errors import SpecprobeError
 from specprobe.features import Features
@@ -212,9 +211,7 @@ def open_dflash(spec: ModelSpec, context: DraftContext) -> OpenDflash:
     refuse_unknown_options(spec.options, (), spec.name)
     target = context.needed_target(spec.name)
     checkpoint = open_checkpoint(spec.model)
-    fields = checkpoint.config.get("transformer_layer_config", checkpoint.config)
-    if not isinstance(fields, Mapping):
-        raise SpecprobeError(f"drafter {spec.model}: transformer_layer_config in config.json is no object")
+    fields = checkpoint.settings.section("transformer_layer_config").values or checkpoint.config
     # Layers are Qwen3's, whatever the checkpoint calls itself.
     config = decoder_config(checkpoint, {**fields, "model_type": "qwen3"})
     settings = _settings(checkpoint, target.text_config.num_hidden_layers, config.num_hidden_layers)
@@ -226,34 +223,34 @@ def open_dflash(spec: ModelSpec, context: DraftContext) -> OpenDflash:
     network = DflashNetwork(checkpoint, config, settings, target.text_config.hidden_size)
     checkpoint.check_module(network, _renamed(checkpoint))
     own_or_shared(checkpoint, target, check_only=True)
+    check_mask_token(checkpoint, settings.mask_token, target)
     return OpenDflash(spec, context, checkpoint, network)
 
 
 def _settings(checkpoint: Checkpoint, num_layers: int, draft_layers: int) -> DflashSettings:
-    config = checkpoint.config
-    nested = config.get("dflash_config") or {}
+    config = checkpoint.settings
+    nested = config.section("dflash_config")
     for key in ("use_swa", "attention_sink_bias", "sample_from_anchor"):
-        if nested.get(key, config.get(key)):
+        if nested.values.get(key, checkpoint.config.get(key)):
             raise SpecprobeError(
                 f"drafter {checkpoint.name}: {key} is set in config.json; specprobe does not draft that way yet"
             )
-    aux = config.get("aux_hidden_state_layer_ids")
-    ids = nested.get("target_layer_ids", config.get("target_layer_ids"))
-    if aux is not None:
+    ids = nested.layers("target_layer_ids") or config.layers("target_layer_ids")
+    if entering := config.layers("aux_hidden_state_layer_ids"):
         # Speculators name what enters a layer, z-lab what leaves it.
-        ids = [layer - 1 for layer in aux]
-    if ids is None:
-        ids = _spread(num_layers, draft_layers)
-    mask = nested.get("mask_token_id", config.get("mask_token_id"))
-    block_size = config.get("block_size", nested.get("block_size"))
-    if not isinstance(mask, int) or not isinstance(block_size, int) or block_size < 2:
+        ids = [layer - 1 for layer in entering]
+    ids = _spread(num_layers, draft_layers) if ids is None else ids
+    mask_token = nested.whole("mask_token_id", config.whole("mask_token_id", -1, least=0), least=0)
+    block_size = config.whole("block_size", nested.whole("block_size", 0, least=2), least=2)
+    if mask_token < 0 or not block_size:
         raise SpecprobeError(f"drafter {checkpoint.name}: config.json lacks mask_token_id or block_size")
-    if any(not -1 <= layer < num_layers for layer in ids):
-        raise SpecprobeError(
-            f"drafter {checkpoint.name}: reads the output of layer {max(ids)}, the target has {num_layers} layers; "
-            "it was trained for another target"
-        )
-    return DflashSettings(tuple(layer + 1 for layer in ids), mask, block_size, bool(nested.get("causal", False)))
+    for layer in ids:
+        if not -1 <= layer < num_layers:
+            raise SpecprobeError(
+                f"drafter {checkpoint.name}: reads the output of layer {layer}, the target has {num_layers} layers; "
+                "it was trained for another target"
+            )
+    return DflashSettings(tuple(layer + 1 for layer in ids), mask_token, block_size, nested.flag("causal", False))
 
 
 def _spread(num_layers: int, count: int) -> list[int]:

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from specprobe.batches import windows
-from specprobe.causal_lm import choose_device, load_causal_lm
+from specprobe.causal_lm import choose_device, load_causal_lm, loading_errors
+from specprobe.checkpoint import open_checkpoint
 from specprobe.drafters.base import Adoption, Limits, Proposals, read_option, refuse_unknown_options
 from specprobe.drafters.heads import target_log_probs
 from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
@@ -157,7 +158,7 @@ class OpenDraftModel(OpenModel):
 def open_draft(spec: ModelSpec, context: DraftContext) -> OpenDraftModel:
     """`draft:MODEL`: any causal language model of transformers."""
     refuse_unknown_options(spec.options, (), spec.name)
-    tokenizer, rows = context.tokenizer, model_rows(spec.model, context)
+    tokenizer, rows = context.tokenizer, check_model(spec.model, context)
     target_rows = (
         context.target.text_config.vocab_size if context.target else tokenizer.vocab_size if tokenizer else rows
     )
@@ -183,15 +184,26 @@ def open_draft(spec: ModelSpec, context: DraftContext) -> OpenDraftModel:
     return OpenDraftModel(spec, context, match, tuple(notices))
 
 
-def model_rows(model: str, context: DraftContext) -> int:
-    """The vocabulary of a model's config, read before its weights."""
-    from transformers import AutoConfig
+def check_model(model: str, context: DraftContext) -> int:
+    """Check a checkpoint's tensors against its config, before any is loaded; returns the rows of its embeddings."""
+    checkpoint = open_checkpoint(model)
+    trust = context.options.trust_remote_code
+    with quick_imports(), loading_errors("drafter", model), quiet_transformers():
+        from transformers import AutoConfig, AutoModelForCausalLM
 
-    from specprobe.causal_lm import loading_errors
-
-    with loading_errors("drafter", model), quiet_transformers():
-        config = AutoConfig.from_pretrained(model, trust_remote_code=context.options.trust_remote_code)
-        return int(config.get_text_config().vocab_size)
+        config = AutoConfig.from_pretrained(model, trust_remote_code=trust)
+        with torch.device("meta"):
+            whole = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
+        shapes = {name: weight.shape for name, weight in whole.state_dict().items()}
+    for name in shapes.keys() & set(checkpoint.names):
+        checkpoint.check_shape(name, shapes[name])
+    # transformers renames and joins tensors of some architectures; where it has nothing to rename, all must be there.
+    if not set(checkpoint.names) - shapes.keys():
+        tied = getattr(whole, "_tied_weights_keys", None) or {}
+        for name in shapes.keys() - set(checkpoint.names):
+            if name not in tied or not config.get_text_config().tie_word_embeddings:
+                raise checkpoint.missing(name, shapes[name])
+    return int(config.get_text_config().vocab_size)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from specprobe.drafters.eagle import ChainState, begin_chain
 from specprobe.drafters.heads import Batch, HeadDrafter, RoundCache
 from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
 from specprobe.drafters.scores import DraftVocabulary
-from specprobe.drafters.shared import SharedParts, own_or_shared
+from specprobe.drafters.shared import SharedParts, check_mask_token, own_or_shared
 from specprobe.drafters.stack import decoder_config, decoder_stack
 from specprobe.errors import SpecprobeError
 from specprobe.features import LAST, Features
@@ -209,15 +209,15 @@ def open_eagle3(spec: ModelSpec, context: DraftContext) -> OpenEagle3:
     target = context.needed_target(spec.name)
     checkpoint = open_checkpoint(spec.model)
     settings = read_settings(checkpoint, target.text_config.num_hidden_layers, context.profile, spec.options)
-    fields = checkpoint.config.get("transformer_layer_config", checkpoint.config)
-    if not isinstance(fields, Mapping):
-        raise SpecprobeError(f"drafter {spec.model}: transformer_layer_config in config.json is no object")
+    fields = checkpoint.settings.section("transformer_layer_config").values or checkpoint.config
     config = decoder_config(checkpoint, {"num_hidden_layers": 1, **fields})
     network = Eagle3Network(checkpoint, config, settings, target.text_config.hidden_size)
     checkpoint.check_module(network, _renamed(checkpoint))
     vocabulary = read_vocabulary(checkpoint, target.text_config.vocab_size)
     rows = None if vocabulary is None else vocabulary.to_target.numel()
     own_or_shared(checkpoint, target, check_only=True, head_rows=rows, hidden_size=config.hidden_size)
+    if settings.mask_token is not None:
+        check_mask_token(checkpoint, settings.mask_token, target)
     # The ceiling needs the target's distribution above temperature 0, hence what its head reads.
     taps = tuple(dict.fromkeys([*settings.taps, *([LAST] if vocabulary else [])]))
     return OpenEagle3(spec, context, checkpoint, network, vocabulary, taps, tuple(_notices(spec, checkpoint, context)))
@@ -227,49 +227,47 @@ def read_settings(
     checkpoint: Checkpoint, num_layers: int, profile: Profile, options: Mapping[str, str]
 ) -> Eagle3Settings:
     """Both dialects' keys, and what is meant where one is missing (methods: vLLM 0.33, SGLang 0.5.23, speculators)."""
-    config = checkpoint.config
-    nested = config.get("eagle_config") or {}
-    is_speculators = "speculators_model_type" in config
-    is_parallel = config.get("speculators_model_type") == "peagle" or "mask_hidden" in checkpoint
-    mask_token = next((config[key] for key in MASK_TOKEN_KEYS if config.get(key) is not None), None)
-    if is_parallel and mask_token is None:
+    config = checkpoint.settings
+    nested = config.section("eagle_config")
+    is_speculators = config.has("speculators_model_type")
+    is_parallel = checkpoint.config.get("speculators_model_type") == "peagle" or "mask_hidden" in checkpoint
+    mask_key = next((key for key in MASK_TOKEN_KEYS if config.has(key)), None)
+    if is_parallel and mask_key is None:
         raise SpecprobeError(f"drafter {checkpoint.name}: P-EAGLE needs mask_token_id in config.json")
-    uses_fc = bool(nested.get("use_aux_hidden_state", True))
+    uses_fc = nested.flag("use_aux_hidden_state", True)
     ids, capture = _layer_ids(checkpoint, num_layers, options)
     return Eagle3Settings(
         taps=tuple(layer + (capture == "output_of") for layer in ids) if uses_fc else (LAST,),
         capture=capture,
         uses_fc=uses_fc,
         # vLLM's loader takes True where a speculators EAGLE-3 checkpoint does not say; all others take False.
-        norm_before_residual=bool(
-            config.get("norm_before_residual", is_speculators and not is_parallel and profile.engine.startswith("vllm"))
+        norm_before_residual=config.flag(
+            "norm_before_residual", is_speculators and not is_parallel and profile.engine.startswith("vllm")
         ),
-        norm_before_fc=bool(config.get("norm_before_fc", nested.get("norm_before_fc", False))),
-        fc_norm=bool(config.get("fc_norm", False)),
-        norm_output=bool(config.get("norm_output", False)),
-        logit_scale=float(config.get("logit_scale", 1.0)),
-        mask_token=int(mask_token) if is_parallel and mask_token is not None else None,
+        norm_before_fc=config.flag("norm_before_fc", nested.flag("norm_before_fc", False)),
+        fc_norm=config.flag("fc_norm", False),
+        norm_output=config.flag("norm_output", False),
+        logit_scale=config.number("logit_scale", 1.0),
+        mask_token=config.whole(mask_key, 0, least=0) if is_parallel and mask_key else None,
     )
 
 
 def _layer_ids(checkpoint: Checkpoint, num_layers: int, options: Mapping[str, str]) -> tuple[list[int], Capture]:
     """The config's layer ids and whether they mean what enters a layer or what leaves it."""
-    config, nested = checkpoint.config, checkpoint.config.get("eagle_config") or {}
+    config, nested = checkpoint.settings, checkpoint.settings.section("eagle_config")
     capture: Capture = "input_of"
-    ids = config.get("eagle_aux_hidden_state_layer_ids")
+    ids = config.layers("eagle_aux_hidden_state_layer_ids")
     if ids is None:
-        ids = nested.get("eagle_aux_hidden_state_layer_ids")
+        ids = nested.layers("eagle_aux_hidden_state_layer_ids")
         # The nested key is SGLang's and SpecForge's, whose ids name the layer whose output is taken.
         capture = "input_of" if ids is None else "output_of"
-        ids = nested.get("layer_ids") if ids is None else ids
+        ids = nested.layers("layer_ids") if ids is None else ids
     if ids is None:
         ids = [2, num_layers // 2, num_layers - 3]
     asked = options.get("capture", capture)
     if asked not in ("input_of", "output_of"):
         raise SpecprobeError(f"--drafter eagle3: capture={asked} must be input_of or output_of")
     capture = "input_of" if asked == "input_of" else "output_of"
-    if not isinstance(ids, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids) or not ids:
-        raise SpecprobeError(f"drafter {checkpoint.name}: layer ids in config.json are no list of whole numbers")
     for layer in ids:
         if not 0 <= layer + (capture == "output_of") <= num_layers:
             raise SpecprobeError(
@@ -281,20 +279,15 @@ def _layer_ids(checkpoint: Checkpoint, num_layers: int, options: Mapping[str, st
 
 def read_vocabulary(checkpoint: Checkpoint, target_size: int) -> DraftVocabulary | None:
     """From `d2t`, the offset of each draft id to the target's; None where the whole vocabulary is drafted."""
-    size = checkpoint.config.get("draft_vocab_size")
+    size = checkpoint.settings.whole("draft_vocab_size", target_size)
     if "d2t" not in checkpoint:
-        if size is not None and size < target_size:
+        if size < target_size:
             raise checkpoint.missing("d2t", [size])
         return None
-    offsets = checkpoint.tensor("d2t").to(torch.long)
-    checkpoint.check_shape("d2t", [size if size is not None else offsets.numel()])
-    to_target = torch.arange(offsets.numel()) + offsets
-    if int(to_target.min()) < 0 or int(to_target.max()) >= target_size:
-        raise SpecprobeError(
-            f"drafter {checkpoint.name}: d2t leads to token {int(to_target.max())}, the target has {target_size}; "
-            "it was trained for another target"
-        )
-    return DraftVocabulary.from_target_ids(to_target, target_size)
+    rows = size if checkpoint.settings.has("draft_vocab_size") else checkpoint.rows("d2t")
+    checkpoint.check_shape("d2t", [rows])
+    to_target = torch.arange(rows) + checkpoint.tensor("d2t").to(torch.long)
+    return DraftVocabulary.checked(to_target, target_size, f"drafter {checkpoint.name}: d2t")
 
 
 def _renamed(checkpoint: Checkpoint) -> Any:
@@ -308,8 +301,7 @@ def _renamed(checkpoint: Checkpoint) -> Any:
 
 
 def _notices(spec: ModelSpec, checkpoint: Checkpoint, context: DraftContext) -> list[Notice]:
-    nested = checkpoint.config.get("eagle_config") or {}
-    has_nested = "eagle_aux_hidden_state_layer_ids" in nested
+    has_nested = checkpoint.settings.section("eagle_config").has("eagle_aux_hidden_state_layer_ids")
     if has_nested and "capture" not in spec.options and context.profile.engine.startswith("vllm"):
         return [
             Notice(

@@ -135,12 +135,15 @@ def open_medusa(spec: ModelSpec, context: DraftContext) -> OpenMedusa:
     for head in range(layout.num_heads):
         for layer in range(layout.num_layers):
             checkpoint.check_shape(f"{layout.layer(head, layer)}.weight", [hidden, hidden])
+            if f"{layout.layer(head, layer)}.bias" in checkpoint:
+                checkpoint.check_shape(f"{layout.layer(head, layer)}.bias", [hidden])
         matrix = layout.matrix(head)
         if matrix and vocabulary is None:
             checkpoint.check_shape(matrix, [rows, hidden])
         elif matrix and vocabulary is not None:
-            found = checkpoint.shape(matrix)[0]
-            checkpoint.check_shape(matrix, [max(found, vocabulary.to_target.numel()), hidden])
+            # Longer ones are cut to the map.
+            kept = max(checkpoint.rows(matrix), vocabulary.to_target.numel())
+            checkpoint.check_shape(matrix, [kept, hidden])
         elif vocabulary is not None:
             raise checkpoint.missing(f"lm_heads.{head}.weight", [vocabulary.to_target.numel(), hidden])
     return OpenMedusa(spec, context, checkpoint, layout, vocabulary)
@@ -149,14 +152,15 @@ def open_medusa(spec: ModelSpec, context: DraftContext) -> OpenMedusa:
 def _layout(checkpoint: Checkpoint) -> MedusaLayout:
     names = set(checkpoint.names)
     if "blocks.0.layers.0.weight" in names:
+        # Without any matrix of theirs, and where the config says so, all heads read the target's or one.
         shared = next((name for name in ("lm_head.weight", "lm_heads.0.weight") if name in names), None)
-        is_shared = shared == "lm_head.weight" or checkpoint.config.get("original_lm_head")
-        has_own = "lm_heads.1.weight" in names or not is_shared
+        has_none = not any(name.startswith(("lm_heads.", "lm_head.")) for name in names)
+        is_shared = has_none or shared == "lm_head.weight" or checkpoint.settings.flag("original_lm_head", False)
         return MedusaLayout(
             _count(names, "blocks.{}.layers.0.weight"),
             _count(names, "blocks.0.layers.{}.weight"),
             lambda head, layer: f"blocks.{head}.layers.{layer}",
-            (lambda head: f"lm_heads.{head}.weight") if has_own and shared else (lambda _: shared),
+            (lambda _: shared) if is_shared else (lambda head: f"lm_heads.{head}.weight"),
         )
     # The repository's files name heads by number alone; a copy out of a whole model has a prefix.
     prefix = next((p for p in ("", "medusa_head.") if f"{p}0.0.linear.weight" in names), None)
@@ -182,10 +186,5 @@ def _count(names: set[str], pattern: str) -> int:
 def _token_map(checkpoint: Checkpoint, target_size: int) -> DraftVocabulary | None:
     if "token_map" not in checkpoint:
         return None
-    to_target = checkpoint.tensor("token_map").to(torch.long).reshape(-1)
-    if int(to_target.min()) < 0 or int(to_target.max()) >= target_size:
-        raise SpecprobeError(
-            f"drafter {checkpoint.name}: token_map leads to token {int(to_target.max())} of {target_size}; "
-            "it was trained for another target"
-        )
-    return DraftVocabulary.from_target_ids(to_target, target_size)
+    to_target = checkpoint.tensor("token_map").to(torch.long)
+    return DraftVocabulary.checked(to_target, target_size, f"drafter {checkpoint.name}: token_map")

@@ -22,6 +22,8 @@ from specprobe.features import LAST, Features
 from specprobe.notices import Notice
 
 EPSILON = 1e-6
+# Public ones have 3 to 5.
+MOST_POSITIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +136,15 @@ def open_mlp(spec: ModelSpec, context: DraftContext) -> OpenMlp:
     refuse_unknown_options(spec.options, (), spec.name)
     target = context.needed_target(spec.name)
     checkpoint = open_checkpoint(spec.model)
-    config = checkpoint.config
+    config = checkpoint.settings
     hidden = target.text_config.hidden_size
-    width = int(config.get("emb_dim") or hidden)
+    width = config.whole("emb_dim", hidden)
     settings = MlpSettings(
-        num_positions=int(config.get("n_predict", 3)),
-        inner_size=int(config.get("inner_dim") or width),
-        is_tied=bool(config.get("tie_weights", False)),
-        scales_input=bool(config.get("scale_input", False)),
+        num_positions=config.whole("n_predict", 3, most=MOST_POSITIONS),
+        # IBM's configs say 0 for "as wide as the embeddings".
+        inner_size=config.whole("inner_dim", width, least=0) or width,
+        is_tied=config.flag("tie_weights", False),
+        scales_input=config.flag("scale_input", False),
     )
     if width != hidden:
         raise SpecprobeError(

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from specprobe.drafters.base import Proposals
+from specprobe.errors import SpecprobeError
 from specprobe.trajectory import Trajectory
 
 # Values of logits that are worked on at once (256 MB in float32).
@@ -33,6 +34,19 @@ class DraftVocabulary:
         known = to_target >= 0
         to_draft[to_target[known]] = torch.arange(to_target.numel())[known]
         return cls(to_target, to_draft)
+
+    @classmethod
+    def checked(cls, to_target: torch.Tensor, target_size: int, where: str) -> DraftVocabulary:
+        """The same from a checkpoint's table; raises SpecprobeError, beginning with `where`, for what does not fit."""
+        if to_target.dim() != 1 or not to_target.numel():
+            raise SpecprobeError(f"{where} is no list of tokens; get the checkpoint again")
+        wrong = to_target[(to_target < 0) | (to_target >= target_size)]
+        if wrong.numel():
+            raise SpecprobeError(
+                f"{where} leads to token {int(wrong[0])}, the target has {target_size}; "
+                "it was trained for another target"
+            )
+        return cls.from_target_ids(to_target, target_size)
 
     @property
     def covered(self) -> torch.Tensor:

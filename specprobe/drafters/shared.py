@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from specprobe.checkpoint import Checkpoint
+from specprobe.errors import SpecprobeError
 from specprobe.target import Target
 
 
@@ -41,7 +42,7 @@ def own_or_shared(
     differs = hidden != target.text_config.hidden_size
     if embedding_name in checkpoint or differs:
         # Padded to more rows than the target's is fine, fewer is not.
-        rows = checkpoint.shape(embedding_name)[0] if embedding_name in checkpoint else 0
+        rows = checkpoint.rows(embedding_name) if embedding_name in checkpoint else 0
         checkpoint.check_shape(embedding_name, [max(rows, target.text_config.vocab_size), hidden])
         if not check_only:
             weight = _weight(checkpoint, embedding_name, target)
@@ -58,6 +59,16 @@ def own_or_shared(
                 return torch.nn.functional.linear(states, matrix)
 
     return SharedParts(embed, head)
+
+
+def check_mask_token(checkpoint: Checkpoint, token: int, target: Target) -> None:
+    """Raise SpecprobeError for a mask token that the embeddings in use do not have."""
+    own = "embed_tokens.weight"
+    rows = checkpoint.rows(own) if own in checkpoint else target.model.get_input_embeddings().num_embeddings
+    if not 0 <= token < rows:
+        raise SpecprobeError(
+            f"drafter {checkpoint.name}: the mask token {token} in config.json is outside the embeddings ({rows} rows)"
+        )
 
 
 def _weight(checkpoint: Checkpoint, name: str, target: Target) -> torch.Tensor:

@@ -83,6 +83,12 @@ def decoder_config(checkpoint: Checkpoint, fields: Mapping[str, Any]) -> Any:
             f"drafter {checkpoint.name}: its config.json does not describe a decoder "
             f"({type(error).__name__}: {inert(str(error).splitlines()[0] if str(error) else '', 120)})"
         ) from error
+    layers = config.num_hidden_layers
+    if not isinstance(layers, int) or not 1 <= layers <= len(checkpoint.names):
+        raise SpecprobeError(
+            f"drafter {checkpoint.name}: config.json says {inert(str(layers))} layers, the weights are "
+            f"{len(checkpoint.names)} tensors"
+        )
     return config
 
 

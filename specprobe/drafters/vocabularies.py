@@ -12,8 +12,6 @@ from specprobe.drafters.scores import DraftVocabulary
 from specprobe.errors import SpecprobeError
 from specprobe.tokens import Tokenizer
 
-# Byte-level and SentencePiece vocabularies mark the space before a word by these.
-SPACE_MARKS = ("Ġ", "▁")
 # Below a quarter of the smaller vocabulary, or below as many tokens as vLLM 0.33 warns of, most of a text has no
 # counterpart: such a pair is a mistake, not a configuration.
 USEFUL_OVERLAP = 0.25
@@ -59,8 +57,11 @@ def match_vocabularies(
     smaller = min(len(target_ids), len(draft_ids))
     same = sum(target_ids[token] == draft_ids[token] for token in common)
     if same == len(common) and len(common) >= 0.99 * smaller:
-        return VocabularyMatch(len(common), len(target_ids), len(draft_ids))
-    by_text = _by_text(target_ids, target_rows), _by_text(draft_ids, draft_rows)
+        return VocabularyMatch(len(common), len(target_ids), len(draft_ids), unknown_id=draft.unknown_id or 0)
+    by_text = (
+        _by_text(target_ids, target_rows, target.space_marks),
+        _by_text(draft_ids, draft_rows, draft.space_marks),
+    )
     shared = [(by_text[0][text], by_text[1][text]) for text in by_text[0].keys() & by_text[1].keys()]
     if len(shared) < max(USEFUL_TOKENS, USEFUL_OVERLAP * smaller):
         raise SpecprobeError(
@@ -80,10 +81,12 @@ def match_vocabularies(
     )
 
 
-def _by_text(ids: Mapping[str, int], rows: int) -> dict[str, int]:
+def _by_text(ids: Mapping[str, int], rows: int, space_marks: tuple[str, ...]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for token, token_id in ids.items():
-        text = " " + token[1:] if token.startswith(SPACE_MARKS) else token
+    # By id, since a tokenizer lists its vocabulary in another order in every process.
+    for token, token_id in sorted(ids.items(), key=lambda item: item[1]):
+        mark = next((mark for mark in space_marks if token.startswith(mark)), "")
+        text = " " + token.removeprefix(mark) if mark else token
         if token_id < rows:
             found.setdefault(text, token_id)
     return found
