@@ -38,11 +38,10 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
     opened: list[OpenDrafter] = []
     contexts: list[DraftContext] = []
 
-    def open_drafters(target: Target | None, tokenizer: Tokenizer | None) -> None:
+    def open_drafters(target: Target | None, tokenizer: Tokenizer | None, temperatures: tuple[float, ...]) -> None:
         """Whatever does not fit is refused before hours go into responses."""
-        contexts.append(
-            DraftContext(target, tokenizer, options.load, profile, options.depth, "sampled" in options.draft_samplings)
-        )
+        sampled = "sampled" in options.draft_samplings
+        contexts.append(DraftContext(target, tokenizer, options.load, profile, options.depth, sampled, temperatures))
         opened.extend(open_all(drafters, contexts[0]))
 
     model_free = all(is_model_free(drafter) for drafter in drafters)

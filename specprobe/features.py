@@ -80,7 +80,8 @@ def capture_features(
             width = max(map(len, tokens))
             # Padded on the right, where no token of a causal model looks: no mask is needed.
             ids = np.stack([np.pad(row, (0, width - len(row))) for row in tokens]).astype(np.int64)
-            target.decoder(input_ids=torch.from_numpy(ids).to(target.device), use_cache=False)
+            with contextlib.suppress(_EnoughError):
+                target.decoder(input_ids=torch.from_numpy(ids).to(target.device), use_cache=False)
             for row, index in enumerate(batch):
                 rows[_key(works[index])] = written, lengths[index]
                 written += lengths[index]
@@ -91,22 +92,33 @@ def capture_features(
     return Features(folder, rows, target.text_config.hidden_size, target.model.dtype)
 
 
+class _EnoughError(Exception):
+    """Ends a forward pass that has gone as deep as it must."""
+
+
 @contextmanager
 def _recording(target: Target, taps: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
     """While this lasts, a forward pass of the decoder leaves the states at `taps` in the dict."""
     recorded: dict[int, torch.Tensor] = {}
     layers = target.layers
     handles = []
+    # Layers behind the last tap need not be run.
+    last = None if LAST in taps else max(taps)
+
+    def record(tap: int, states: torch.Tensor) -> None:
+        recorded[tap] = states
+        if tap == last:
+            raise _EnoughError
 
     def record_input(tap: int) -> Callable[..., None]:
         def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            recorded[tap] = args[0] if args else kwargs["hidden_states"]
+            record(tap, args[0] if args else kwargs["hidden_states"])
 
         return hook
 
     def record_output(tap: int) -> Callable[..., None]:
         def hook(_module: Any, _args: Any, output: Any) -> None:
-            recorded[tap] = output[0] if isinstance(output, tuple) else output
+            record(tap, output[0] if isinstance(output, tuple) else output)
 
         return hook
 

@@ -35,8 +35,8 @@ class Sources:
     notices: tuple[Notice, ...] = ()
 
 
-Before = Callable[["Target | None", "Tokenizer | None"], None]
-"""Called with target and tokenizer when they are there and nothing else is."""
+Before = Callable[["Target | None", "Tokenizer | None", tuple[float, ...]], None]
+"""Called with target, tokenizer and temperatures when they are known and there are no responses yet."""
 
 
 def get_responses(
@@ -98,7 +98,7 @@ def _logged(
                     "tokens accept differently: name the one that wrote the log with --tokenizer or --target",
                 )
             )
-    before(target, tokenizer)
+    before(target, tokenizer, (temperature,))
     found = logged_trajectories(
         prompts, tokenizer, temperature=temperature, max_model_len=context_limit(options, target)
     )
@@ -127,10 +127,10 @@ def _generated(
 ) -> Sources:
     """Responses that the target writes, one set for each temperature."""
     target = _load_target(options, stages)
-    before(target, target.tokenizer)
+    temperatures = (0.0,) if options.temperatures is None else options.temperatures
+    before(target, target.tokenizer, temperatures)
     _check_vocabulary((token_ids(p.token_ids) for p in workload.prompts if p.token_ids is not None), target)
     sets = []
-    temperatures = (0.0,) if options.temperatures is None else options.temperatures
     for temperature in temperatures:
         with stages.track(f"generating at temperature {temperature:g}", 1.0) as advance:
             found = generated_trajectories(

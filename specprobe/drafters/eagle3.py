@@ -219,7 +219,7 @@ def open_eagle3(spec: ModelSpec, context: DraftContext) -> OpenEagle3:
     if settings.mask_token is not None:
         check_mask_token(checkpoint, settings.mask_token, target)
     # The ceiling needs the target's distribution above temperature 0, hence what its head reads.
-    taps = tuple(dict.fromkeys([*settings.taps, *([LAST] if vocabulary else [])]))
+    taps = tuple(dict.fromkeys([*settings.taps, *([LAST] if vocabulary and context.may_be_warm else [])]))
     return OpenEagle3(spec, context, checkpoint, network, vocabulary, taps, tuple(_notices(spec, checkpoint, context)))
 
 

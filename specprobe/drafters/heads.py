@@ -222,11 +222,9 @@ def score_rounds(
     log_q = torch.full((rows, depth, width), -torch.inf, device=batch.device)
     columns = torch.arange(width, device=batch.device)[None]
     alive = (columns >= 1) & (columns < batch.num_output[:, None])
-    # What sampled drafts are accepted for beyond the end is not known; greedy ones can be held against the tail.
-    num_known = batch.num_output if rule.sampled else batch.num_known
     state = head.begin(batch, depth)
     for position in range(1, depth + 1):
-        alive = alive & (columns + position - 1 < num_known[:, None])
+        alive = alive & (columns + position - 1 < batch.num_known[:, None])
         starts = _packed(alive)
         if starts.shape[1] == 0:
             break

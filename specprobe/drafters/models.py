@@ -23,7 +23,7 @@ class DraftContext:
     """What a drafter with weights is opened for.
 
     `target`: None where responses come from a log and no target is named. `sampled`: whether drafts are drawn from
-    the draft distribution, too. `depth`: the most tokens per round.
+    the draft distribution, too. `depth`: the most tokens per round. `temperatures`: of the responses, where known.
     """
 
     target: Target | None
@@ -32,6 +32,12 @@ class DraftContext:
     profile: Profile
     depth: int
     sampled: bool
+    temperatures: tuple[float, ...] = ()
+
+    @property
+    def may_be_warm(self) -> bool:
+        """Whether a temperature is above 0, as far as is known."""
+        return not self.temperatures or max(self.temperatures) > 0
 
     def needed_target(self, name: str) -> Target:
         """The target, or a SpecprobeError that says why the drafter needs it."""
