@@ -45,7 +45,8 @@ def render_run(run: Run, summaries: Sequence[ResultSummary]) -> RenderableType:
     for summary in summaries:
         parts += [_result(summary), Text()]
     for temperature, rungs in ladders(run):
-        if len(rungs) > 1 and len({rung.adoption for rung in rungs}) > 1:
+        # Two flags side by side need no steps between them.
+        if len(rungs) > 2 or len({rung.adoption for rung in rungs}) > 1:
             parts += [_ladder(temperature, rungs), Text()]
     parts.append(_in_one_sentence(summaries))
     if run.notices:

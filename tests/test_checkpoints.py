@@ -497,10 +497,19 @@ def test_a_number_of_layers_that_is_not_there_is_refused(target, tmp_path, head,
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize(("head", "field"), [("eagle", "num_hidden_layers"), ("mlp", "n_predict")])
-def test_an_absurd_number_of_layers_takes_no_time(target, tmp_path, head, field):
-    spec = write(head, tmp_path, target.model.config)
-    edit_config(tmp_path, field, value=10**9)
+@pytest.mark.parametrize("number", [10**9, 2**70])
+@pytest.mark.parametrize(
+    ("head", "field"),
+    [
+        ("eagle", "num_hidden_layers"),
+        ("dflash", "num_hidden_layers"),
+        ("draft", "num_hidden_layers"),
+        ("mlp", "n_predict"),
+    ],
+)
+def test_an_absurd_number_of_layers_takes_no_time(target, tmp_path, head, field, number):
+    spec = f"draft:{tiny_mtp.write_llama(tmp_path)}" if head == "draft" else write(head, tmp_path, target.model.config)
+    edit_config(tmp_path, field, value=number)
     refused(spec, target)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -17,10 +18,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "work
 
 
 def blocks(page: Path) -> Iterator[str]:
-    """Fenced shell blocks."""
-    return (
-        match.group(1) for match in re.finditer(r"^```(?:bash|console|sh)\n(.*?)^```", page.read_text(), re.M | re.S)
-    )
+    """Fenced shell blocks, and indented ones."""
+    text = page.read_text()
+    yield from (match.group(1) for match in re.finditer(r"^```(?:bash|console|sh)\n(.*?)^```", text, re.M | re.S))
+    yield from (match.group(0) for match in re.finditer(r"^    specprobe .*\n", text, re.M))
 
 
 def commands() -> list[list[str]]:
@@ -38,7 +39,7 @@ def commands() -> list[list[str]]:
 
 def can_run(arguments: list[str]) -> bool:
     """Only what needs neither the Hub nor a file that a reader would have to bring."""
-    if "--target" in arguments or "--tokenizer" in arguments or "--cost" in arguments:
+    if {"--target", "--tokenizer", "--cost", "--ladder"} & set(arguments):
         return False
     if arguments[0] in ("inspect", "analyze"):
         return (ROOT / arguments[1]).exists()
@@ -104,3 +105,15 @@ def test_the_constraints_hold_every_pinned_dependency_in_range():
     for name in ("typer", "rich", "numpy", "scipy", "numba", "torch", "transformers", "datasets", "gguf", "zstandard"):
         assert name in pinned
         assert re.search(rf'"{name}[>=]', project)
+
+
+def test_the_drafter_of_the_docs_runs_as_shown(tmp_path, monkeypatch, capsys):
+    (source,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "custom-drafter.md").read_text(), re.M | re.S)
+    (tmp_path / "my_drafter.py").write_text(source)
+    (tmp_path / "rows.jsonl").write_text('{"id": "a", "prompt_token_ids": [1], "output_token_ids": [2, 2, 2, 3]}\n')
+    monkeypatch.chdir(tmp_path)
+    arguments = ["analyze", "rows.jsonl", "--drafter", "python:my_drafter:LastTokenAgain", "--depth", "2", "--json"]
+    assert run_command(arguments) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert result["config"]["note"] == "kept with the result"
+    assert result["per_prompt"][1]["accepted_at"] == [1, 1]
