@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Counts = NDArray[np.int32] | NDArray[np.float64]
 Count = int | float
+DraftSampling = Literal["greedy", "sampled"]
+
+
+def drafter_label(drafter: str, config: Mapping[str, Any], draft_sampling: str = "greedy") -> str:
+    """What tells two results of a run apart, short enough for a table: the method, its model, how it drafts."""
+    label = drafter
+    if config.get("model"):
+        label += ":" + str(config["model"]).rstrip("/").rpartition("/")[2]
+    elif drafter == "early-exit":
+        label += f":layers={config.get('layers')}"
+    return label + (" sampled" if draft_sampling == "sampled" else "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +48,11 @@ class Acceptance:
     accepted_at: Counts
     adoption: int = 1
     outside_share: float | None = None
+
+    @property
+    def label(self) -> str:
+        """See `drafter_label`."""
+        return drafter_label(self.drafter, self.config, self.draft_sampling)
 
     @property
     def depth(self) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specprobe.cost import CostPoint, CostTable, read_cost_file, read_point, read_seconds
-from specprobe.drafters import MODEL_FREE, Drafter, is_model_free, parse_drafter
+from specprobe.drafters import MODEL_FREE, Drafter, HybridSpec, ModelSpec, parse_drafter
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
 from specprobe.paths import state_folder, write_private
@@ -112,7 +112,8 @@ def _measured(
     profile = resolve_profile(run.engine_profile)
     # Others are not made here: a run may come from elsewhere, and naming a user's class would run its code.
     specs = [spec for spec in run.settings["drafters"] if spec.partition(":")[0] in MODEL_FREE]
-    drafters = [drafter for spec in specs if is_model_free(drafter := parse_drafter(spec, profile))]
+    parsed = [parse_drafter(spec, profile) for spec in specs]
+    drafters = [drafter for drafter in parsed if not isinstance(drafter, ModelSpec | HybridSpec)]
     return measured_cost(target, grid, drafters, depth, stages, remeasure=options.remeasure)
 
 

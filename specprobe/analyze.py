@@ -156,6 +156,14 @@ def _all_notices(
     results: Sequence[Acceptance],
 ) -> tuple[Notice, ...]:
     notices = [*workload.all_notices, *sources.notices]
+    engineless = {result.drafter for result in results} - {*profile.drafters, "python"}
+    for name in sorted(engineless):
+        notices.append(
+            Notice(
+                "drafter_not_offered",
+                f"{profile.name} does not offer {name}: it was replayed all the same, by the rules of a plain chain",
+            )
+        )
     missing = [name for name in DEFAULT_DRAFTERS if name not in profile.drafters]
     if missing and not options.drafters:
         notices.append(Notice("drafter_not_offered", f"{profile.name} has no {', '.join(missing)}: left out"))

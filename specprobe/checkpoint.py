@@ -166,6 +166,15 @@ class Checkpoint:
             "is this checkpoint of the method that --drafter names?"
         )
 
+    def check_layers(self, fields: Mapping[str, Any]) -> None:
+        """Raise for a number of layers that the weights cannot be of: making them would never end."""
+        layers = fields.get("num_hidden_layers", 1)
+        if type(layers) is not int or not 1 <= layers <= len(self.names):
+            raise SpecprobeError(
+                f"drafter {self.name}: {CONFIG_NAME} says {inert(str(layers))} layers, the weights are "
+                f"{len(self.names)} tensors"
+            )
+
     def check_shape(self, name: str, needed: Iterable[int]) -> None:
         """Raise SpecprobeError unless the tensor is there and has this shape."""
         needed = list(needed)

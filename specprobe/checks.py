@@ -12,7 +12,7 @@ from specprobe.acceptance import Acceptance
 from specprobe.drafters.base import Adoption
 from specprobe.interval import MIN_PROMPTS
 from specprobe.ladder import BROKEN_ACCEPTANCE
-from specprobe.notices import Notice
+from specprobe.notices import Notice, inert
 from specprobe.trajectory import Trajectory
 from specprobe.units import format_plural
 
@@ -66,7 +66,7 @@ def check_responses(trajectories: Sequence[Trajectory]) -> list[Notice]:
 def check_acceptance(acceptance: Acceptance) -> list[Notice]:
     """Notices about one result: too few drafted rounds, everything censored at the depth."""
     totals = acceptance.totals(acceptance.depth)
-    label = f"{acceptance.drafter} at temperature {acceptance.temperature:g}"
+    label = f"{inert(acceptance.label, 100)} at temperature {acceptance.temperature:g}"
     if not totals.drafted_rounds:
         return [
             Notice(
@@ -105,7 +105,7 @@ def check_acceptance(acceptance: Acceptance) -> list[Notice]:
 
 def _layer_cause(acceptance: Acceptance) -> str:
     """Heads that read inner layers come in two conventions of counting them."""
-    if acceptance.config.get("capture") is None:
+    if acceptance.drafter != "eagle3":
         return ""
     other = "output_of" if acceptance.config["capture"] == "input_of" else "input_of"
     layers = ", ".join(map(str, acceptance.config.get("layer_ids", ())))

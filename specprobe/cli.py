@@ -139,7 +139,10 @@ def analyze(
     ] = None,
     responses: Annotated[
         ResponsesChoice,
-        typer.Option("--responses", help="auto: logged where every prompt has an answer, else generate."),
+        typer.Option(
+            "--responses",
+            help="auto: logged where every prompt has an answer and no drafter has a model, else generate.",
+        ),
     ] = ResponsesChoice.auto,
     engine: Annotated[
         str, typer.Option("--engine", help="Whose drafting rules: vllm, vllm@0.30, vllm-v1, hf, llama.cpp.")
@@ -309,14 +312,16 @@ def fit(
 
 @app.command()
 def clean(as_json: JsonOption = False) -> None:
-    """Remove the responses kept in .specprobe/trajectories; runs stay."""
+    """Remove the responses kept in .specprobe/trajectories, and what killed runs left behind; runs stay."""
+    from specprobe.scratch import remove_abandoned
     from specprobe.store import clear
 
-    files, freed_bytes = clear()
+    (files, freed_bytes), (left_files, left_bytes) = clear(), remove_abandoned()
+    files, freed_bytes = files + left_files, freed_bytes + left_bytes
     if as_json:
         _print_json({"schema": "specprobe.clean/1", "files": files, "bytes": freed_bytes})
     else:
-        print(f"removed {files} files, {freed_bytes} bytes, from .specprobe/trajectories")
+        print(f"removed {files} files, {freed_bytes} bytes, from .specprobe")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -48,9 +48,9 @@ class CostPoint:
 class CostTable:
     """Round times on a full grid of batch x query tokens x context, linear in between.
 
-    `drafter_seconds` maps a drafter's name to its seconds per draft and sequence. `prefill_token_seconds` is the
-    time per prompt token of a prefill. `conditions` says on what and how it was measured.
-    Raises SpecprobeError where a combination of the grid is missing or a time is not positive.
+    `drafter_seconds` maps a drafter's name to its seconds per sequence: of a round, for a model of each drafted
+    token. `prefill_token_seconds` is the time per prompt token of a prefill. `conditions` says on what and how it was
+    measured. Raises SpecprobeError where a combination of the grid is missing or a time is not positive.
     """
 
     source: Literal["measured", "file"]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specprobe.acceptance import Acceptance
+from specprobe.acceptance import Acceptance, DraftSampling
 from specprobe.drafters import DraftContext, Limits, OpenDrafter, Parsed, open_drafter
+from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice, inert
-from specprobe.paths import make_private_folder, state_folder
 from specprobe.progress import Advance, Stages
-from specprobe.replay import DraftSampling, replays
+from specprobe.replay import replays
+from specprobe.scratch import scratch_folder
 from specprobe.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def open_all(parsed: Sequence[Parsed], context: DraftContext) -> list[OpenDrafte
 
 
 def replay_all(
-    opened: Sequence[OpenDrafter],
+    opened: list[OpenDrafter],
     sets: Sequence[Sequence[Trajectory]],
     context: DraftContext,
     draft_samplings: Sequence[DraftSampling],
@@ -36,30 +37,52 @@ def replay_all(
     """Results by set of trajectories, then drafter, then way of drafting.
 
     The target runs once more over the text for those that read its states, which then wait on the disk; after that
-    its layers are given up, so that each drafter has the memory to itself.
+    its layers are given up, so that each drafter has the memory to itself. `opened` is emptied as drafters are done.
     """
+    notices = tuple(dict.fromkeys(notice for drafter in opened for notice in drafter.notices))
     taps = sorted({tap for drafter in opened for tap in drafter.taps})
     by_set: list[list[Acceptance]] = [[] for _ in sets]
-    with tempfile.TemporaryDirectory(prefix="states-", dir=_scratch() if taps else None) as folder:
-        features = _capture(context.target, sets, taps, Path(folder), stages) if taps and context.target else None
+    with ExitStack() as stack:
+        features = None
+        if taps and context.target is not None:
+            folder = stack.enter_context(scratch_folder())
+            features = _capture(context.target, sets, taps, folder, stages)
         if context.target is not None and any(drafter.has_model for drafter in opened):
             context.target.release_layers()
-        for open_one in opened:
+        while opened:
+            open_one = opened.pop(0)
             if open_one.has_model:
                 stages.say(f"loading {inert(open_one.name, 200)}")
-            drafter = open_one.load(features)
-            for index, trajectories in enumerate(sets):
-                with stages.track(f"replaying {drafter.name}", len(trajectories)) as advance:
-                    by_set[index] += replays(
-                        drafter,
-                        trajectories,
-                        context.depth,
-                        _samplings(open_one, trajectories, draft_samplings),
-                        limits=limits,
-                        on_response=_counting(advance),
-                    )
-    results = tuple(result for results in by_set for result in results)
-    return results, tuple(dict.fromkeys(notice for drafter in opened for notice in drafter.notices))
+            with _memory_errors(open_one.name):
+                drafter = open_one.load(features)
+                for index, trajectories in enumerate(sets):
+                    with stages.track(f"replaying {inert(drafter.name)}", len(trajectories)) as advance:
+                        by_set[index] += replays(
+                            drafter,
+                            trajectories,
+                            context.depth,
+                            _samplings(open_one, trajectories, draft_samplings),
+                            limits=limits,
+                            on_response=_counting(advance),
+                        )
+            # Gone before the next one is loaded.
+            del drafter, open_one
+    return tuple(result for results in by_set for result in results), notices
+
+
+@contextmanager
+def _memory_errors(name: str) -> Iterator[None]:
+    """One line for a device that is too small."""
+    try:
+        yield
+    except RuntimeError as error:
+        # torch's own class on CUDA; elsewhere a RuntimeError that says so.
+        if type(error).__name__ != "OutOfMemoryError" and "out of memory" not in str(error).lower():
+            raise
+        raise SpecprobeError(
+            f"drafter {name}: out of memory; try --device cpu, --dtype bfloat16 or fewer --max-new-tokens "
+            "(finished responses are kept)"
+        ) from error
 
 
 def _capture(
@@ -68,7 +91,10 @@ def _capture(
     from specprobe.features import capture_features
 
     works = [trajectory for trajectories in sets for trajectory in trajectories]
-    with stages.track("reading the target's hidden states", len(works)) as advance:
+    with (
+        _memory_errors(target.record.name),
+        stages.track("reading the target's hidden states", len(works)) as advance,
+    ):
         return capture_features(target, works, taps, folder, _counting(advance))
 
 
@@ -76,14 +102,9 @@ def _samplings(
     drafter: OpenDrafter, trajectories: Sequence[Trajectory], asked: Sequence[DraftSampling]
 ) -> Sequence[DraftSampling]:
     """At temperature 0 a sampled draft is the greedy one, and what has no distribution cannot be sampled from."""
-    if not drafter.has_model or not trajectories or trajectories[0].temperature == 0:
+    if not drafter.can_sample or not trajectories or trajectories[0].temperature == 0:
         return ("greedy",)
     return asked
-
-
-def _scratch() -> Path:
-    """States tell what the text was, so they stay in the project's own private folder."""
-    return make_private_folder(state_folder() / "states")
 
 
 def _counting(advance: Advance) -> Callable[[int], None]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from specprobe.kv_cache import RoomyLayer
@@ -25,3 +27,12 @@ def new_round_cache(num_layers: int) -> Any:
     cache = DynamicCache()
     cache.layers = [RoomyDynamicLayer() for _ in range(num_layers)]
     return cache
+
+
+def cache_argument(module: torch.nn.Module) -> str:
+    """What a layer of transformers calls its cache; it was renamed within version 5."""
+    return "cache" if "cache" in inspect.signature(_unwrapped(module)).parameters else "past_key_values"
+
+
+def _unwrapped(module: torch.nn.Module) -> Any:
+    return inspect.unwrap(type(module).forward)

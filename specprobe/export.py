@@ -88,7 +88,8 @@ def _vllm_model(
         if "model" in config:
             settings["model"] = config["model"]
         settings["num_speculative_tokens"] = depth
-        if config.get("vocabulary") == "mapped":
+        # vLLM takes equal ids in matrices of unequal size for different vocabularies.
+        if config.get("vocabulary") == "mapped" or config.get("equal_sizes") is False:
             settings["use_heterogeneous_vocab"] = True
         if config.get("parallel"):
             settings["parallel_drafting"] = True
@@ -115,7 +116,6 @@ EXPORTS: Mapping[tuple[str, str], Callable[[Mapping[str, Any], int, Schedule], d
     ("vllm", "mtp"): _vllm_model("mtp"),
     ("vllm", "dflash"): _vllm_model("dflash"),
     ("vllm", "medusa"): _vllm_model("medusa", takes_schedule=False),
-    ("vllm", "mlp"): _vllm_model("mlp_speculator", takes_schedule=False),
     ("hf", "ngram"): _hf_ngram,
     ("llama.cpp", "ngram"): _llama_cpp_ngram,
 }

@@ -86,7 +86,8 @@ def capture_features(
                 rows[_key(works[index])] = written, lengths[index]
                 written += lengths[index]
                 for tap, file in files.items():
-                    _write(file, recorded[tap][row, : lengths[index]], folder)
+                    # Some models keep this stream in float32 beside narrower weights.
+                    _write(file, recorded[tap][row, : lengths[index]].to(target.model.dtype), folder)
                 if on_response is not None:
                     on_response(len(rows))
     return Features(folder, rows, target.text_config.hidden_size, target.model.dtype)
@@ -146,6 +147,7 @@ def _write(file: BinaryIO, states: torch.Tensor, folder: Path) -> None:
     with file_errors(folder, _NOTE):
         # numpy has no bfloat16: the bytes go out as they are.
         file.write(states.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        file.flush()
 
 
 def _path(folder: Path, tap: int) -> Path:

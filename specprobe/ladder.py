@@ -25,11 +25,12 @@ Standing = Literal["first", "worth it", "not worth it", "too close to call", "br
 class Rung:
     """One drafter at the depth where it writes most tokens per round.
 
-    `step`: its tokens per round over those of the best cheaper rung, paired by prompt; None on the first. `standing`:
+    `step`: its tokens per round over those of the best rung before it, paired by prompt; None on the first. `standing`:
     what that step is worth; of the first rung, nothing can be said.
     """
 
     drafter: str
+    label: str
     draft_sampling: str
     adoption: Adoption
     depth: int
@@ -43,6 +44,7 @@ class Rung:
         """For the run's document."""
         return {
             "drafter": self.drafter,
+            "label": self.label,
             "draft_sampling": self.draft_sampling,
             "adoption": ADOPTION_WORDS[self.adoption],
             "depth": self.depth,
@@ -77,13 +79,14 @@ def climb(acceptances: Sequence[Acceptance], *, seed: int = 0) -> tuple[Rung, ..
         rungs.append(
             Rung(
                 drafter=acceptance.drafter,
+                label=acceptance.label,
                 draft_sampling=acceptance.draft_sampling,
                 adoption=Adoption(acceptance.adoption),
                 depth=depth,
                 tokens_per_round=totals.tokens_per_round or 1.0,
                 first_acceptance=totals.conditional[0],
                 step=step,
-                over=best[0].drafter if best else None,
+                over=best[0].label if best else None,
                 standing=_standing(acceptance, totals.conditional[0], step, is_first=best is None),
             )
         )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from specprobe import defaults
+from specprobe.acceptance import DraftSampling
 from specprobe.causal_lm import LoadOptions
 from specprobe.errors import SpecprobeError
-from specprobe.replay import DraftSampling
 from specprobe.scan import ReadOptions
 
 MAX_DEPTH = 64
@@ -89,11 +90,12 @@ class AnalyzeOptions:
 def read_ladder(path: Path) -> tuple[str, ...]:
     """The drafters of a file, one a line; what follows a # is a comment."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise SpecprobeError(f"--ladder {path}: {str(reason).lower()}; name a text file, one drafter a line") from None
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    # Within a word # is part of a name.
+    lines = (re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip() for line in text.splitlines())
     specs = tuple(filter(None, lines))
     if not specs:
         raise SpecprobeError(f"--ladder {path}: names no drafter; write one a line, such as ngram")

@@ -75,7 +75,7 @@ def file_errors(path: Path, note: str = "") -> Iterator[None]:
 
 
 def _remedy(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return "the disk is full; free some space and run the same command again"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "no permission to write here; change to a folder of your own, or set SPECPROBE_CACHE for the cache"

@@ -69,9 +69,9 @@ _VLLM_V1 = NgramRule(min_n=5, max_n=5, match="earliest")
 _VLLM_V2 = NgramRule(min_n=5, max_n=5, match="latest", pad="last_token")
 _VLLM_V1_SOURCE = "vllm {} vllm/v1/spec_decode/ngram_proposer.py"
 
-_VLLM_METHODS = ("ngram", "suffix", "draft", "pard", "eagle", "eagle3", "mtp", "dflash", "early-exit")
-# Both left vLLM between 0.30 and 0.33.
-_VLLM_METHODS_TO_0_30 = (*_VLLM_METHODS, "medusa", "mlp")
+_VLLM_METHODS = ("ngram", "suffix", "draft", "pard", "eagle", "eagle3", "mtp", "dflash")
+# It left vLLM between 0.30 and 0.33. The MLP speculator's name stayed until then without code that drafts.
+_VLLM_METHODS_TO_0_30 = (*_VLLM_METHODS, "medusa")
 
 # Oldest first within an engine: the newest one not above the version asked for applies.
 PROFILES: tuple[Profile, ...] = (

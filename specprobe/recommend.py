@@ -19,6 +19,7 @@ from specprobe.speedup import (
     Option,
     Speedup,
     best_depth,
+    cost_keys,
     depth_options,
     drafter_seconds,
     has_cost,
@@ -55,7 +56,7 @@ class Verdict:
     @property
     def runner_up(self) -> Option | None:
         """The best option of another drafter."""
-        return next((option for option in self.options if option.drafter != self.best.drafter), None)
+        return next((option for option in self.options if option.label != self.best.label), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def recommend(run: Run, temperature: float, cost: CostTable, concurrencies: Sequ
     if not with_rounds:
         raise SpecprobeError("recommend: the run holds no rounds (no response is longer than one token); analyze more")
     acceptances = [a for a in with_rounds if has_cost(a, cost)]
-    uncosted = list(dict.fromkeys(a.drafter for a in with_rounds if not has_cost(a, cost)))
+    uncosted = list(dict.fromkeys(cost_keys(a)[0] for a in with_rounds if not has_cost(a, cost)))
     if not acceptances:
         raise SpecprobeError(f"recommend: {_no_drafting_time(uncosted)}")
     by_batch = [_depth_by_batch(acceptance, lengths, cost) for acceptance in acceptances]

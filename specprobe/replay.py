@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 
-from specprobe.acceptance import Acceptance
+from specprobe.acceptance import Acceptance, DraftSampling
 from specprobe.drafters.base import Drafter, Limits, Proposals
 from specprobe.errors import SpecprobeError
 from specprobe.rounds import expect_all_depths, walk_all_depths
 from specprobe.trajectory import Trajectory
-
-DraftSampling = Literal["greedy", "sampled"]
 
 
 def replay(

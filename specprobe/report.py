@@ -190,7 +190,7 @@ def _ladder(temperature: float, rungs: Sequence[Rung]) -> RenderableType:
         if rung.step is not None:
             step = f"{rung.step.point:.2f}x {format_interval(rung.step.low, rung.step.high)}"
         table.add_row(
-            Text(inert(rung.drafter) + (" sampled" if rung.draft_sampling == "sampled" else "")),
+            Text(inert(rung.label, 60)),
             ADOPTION_WORDS[rung.adoption],
             f"{rung.tokens_per_round:.2f} at {rung.depth}",
             step,
@@ -209,7 +209,7 @@ def _in_one_sentence(summaries: Sequence[ResultSummary]) -> Text:
         return Text("No drafter had anything accepted on this traffic: without a trained drafter, don't speculate.")
     return Text.assemble(
         "Most tokens per round: ",
-        (f"{summary.acceptance.drafter} at depth {totals.depth}", "bold"),
+        (f"{inert(summary.acceptance.label, 60)} at depth {totals.depth}", "bold"),
         f", {tokens_per_round:.2f}. Whether that is faster depends on what a round costs: specprobe recommend "
         "--concurrency 1,8,64",
     )
@@ -241,7 +241,7 @@ def _verdict_sentence(recommendation: Recommendation) -> Text:
         sentence.append(f"concurrency {verdict.concurrency}: ")
         sentence.append(VERDICT_WORDS[verdict.verdict], style=VERDICT_STYLES[verdict.verdict])
         if verdict.verdict == "speculate":
-            sentence.append(f" with {verdict.best.drafter} at depth {verdict.best.depth}")
+            sentence.append(f" with {inert(verdict.best.label, 60)} at depth {verdict.best.depth}")
     return sentence.append(".")
 
 
@@ -253,7 +253,7 @@ def _verdicts(recommendation: Recommendation) -> Table:
         best = verdict.best
         table.add_row(
             str(verdict.concurrency),
-            f"{best.drafter} {best.depth}",
+            f"{inert(best.label, 60)} {best.depth}",
             Text(f"{best.speedup:.2f}x", style=VERDICT_STYLES[verdict.verdict]),
             format_interval(best.low, best.high),
             format_count(round(best.output_tokens_per_second)),
@@ -275,7 +275,8 @@ def _verdicts(recommendation: Recommendation) -> Table:
 def _why(verdict: Verdict) -> Text:
     best = verdict.best
     text = (
-        f"concurrency {verdict.concurrency}: {best.drafter} {best.depth} writes {best.tokens_per_round:.2f} tokens per "
+        f"concurrency {verdict.concurrency}: {inert(best.label, 60)} {best.depth} "
+        f"writes {best.tokens_per_round:.2f} tokens per "
         f"round; a round must write {best.break_even_tokens_per_round:.2f} to break even"
     )
     if best.break_even_acceptance_length is not None:
@@ -288,7 +289,7 @@ def _why(verdict: Verdict) -> Text:
 
 
 def _option(option: Option) -> str:
-    return f"{option.drafter} {option.depth} at {option.speedup:.2f}x"
+    return f"{inert(option.label, 60)} {option.depth} at {option.speedup:.2f}x"
 
 
 def _limits(recommendation: Recommendation) -> Text:

@@ -56,6 +56,10 @@ def get_responses(
     if mode == "auto":
         all_logged = model_free and all(prompt.has_answer for prompt in workload.prompts)
         mode = "logged" if all_logged else "generate"
+        if mode == "generate" and options.tokenizer is not None:
+            raise SpecprobeError(
+                "--tokenizer: is for logged text, and here responses are generated; use --responses logged"
+            )
         if all_logged and len(options.temperatures or ()) > 1:
             raise SpecprobeError(ONE_TEMPERATURE)
     sources = (
@@ -98,6 +102,10 @@ def _logged(
                     "tokens accept differently: name the one that wrote the log with --tokenizer or --target",
                 )
             )
+    if target is None and temperature > 0 and "sampled" in options.draft_samplings and not model_free:
+        raise SpecprobeError(
+            "--draft-sampling sampled: needs the target's probability of the logged tokens; name it with --target"
+        )
     before(target, tokenizer, (temperature,))
     found = logged_trajectories(
         prompts, tokenizer, temperature=temperature, max_model_len=context_limit(options, target)
@@ -115,10 +123,6 @@ def _logged(
         if measured is not None:
             mismatch = asdict(measured)
             notices += measured.notices()
-    if target is None and temperature > 0 and "sampled" in options.draft_samplings and not model_free:
-        raise SpecprobeError(
-            "--draft-sampling sampled: needs the target's probability of the logged tokens; name it with --target"
-        )
     return Sources((temperature,), (found,), "logged", target, tokenizer, mismatch, tuple(notices))
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from specprobe.acceptance import Acceptance
+from specprobe.acceptance import Acceptance, drafter_label
 from specprobe.cost import CostSurface, CostTable
 from specprobe.drafters import MODEL_FREE
 from specprobe.interval import MIN_PROMPTS, bootstrap_t_columns
@@ -65,6 +65,11 @@ class Option:
     request_seconds: float
 
     @property
+    def label(self) -> str:
+        """See `drafter_label`."""
+        return drafter_label(self.drafter, self.config, self.draft_sampling)
+
+    @property
     def token_seconds(self) -> float:
         """Time per output token of one request."""
         return self.round_seconds / self.tokens_per_round
@@ -99,7 +104,7 @@ def depth_options(
     options = []
     for row, interval in enumerate(intervals):
         emitted, rounds, *drafted_at = sums[row].tolist()
-        p50, p95 = speedup.round_quantiles(sums[row])
+        p50, p95 = speedup.round_quantiles(sums[row], row + 1)
         options.append(
             Option(
                 drafter=acceptance.drafter,
@@ -131,12 +136,21 @@ def best_depth(speedup: Speedup, sums: Floats) -> tuple[int, float]:
 
 def has_cost(acceptance: Acceptance, cost: CostTable) -> bool:
     """Whether the drafter's own time is known; n-gram and suffix take next to none, a model takes its time."""
-    return acceptance.drafter in MODEL_FREE or acceptance.drafter in cost.drafter_seconds
+    return acceptance.drafter in MODEL_FREE or any(key in cost.drafter_seconds for key in cost_keys(acceptance))
+
+
+def cost_keys(acceptance: Acceptance) -> tuple[str, ...]:
+    """What a cost table may call the drafter: with its model as the user named it, else by its method."""
+    model = acceptance.config.get("model")
+    return (f"{acceptance.drafter}:{model}", acceptance.drafter) if model else (acceptance.drafter,)
 
 
 def drafter_seconds(acceptance: Acceptance, cost: CostTable) -> float:
-    """The drafter's own time per draft and sequence; 0 where the cost says nothing of it."""
-    return cost.drafter_seconds.get(acceptance.drafter, 0.0)
+    """The drafter's own time per sequence, of a round for n-gram and suffix, of each drafted token for a model.
+
+    0 where the cost says nothing of it.
+    """
+    return next((cost.drafter_seconds[key] for key in cost_keys(acceptance) if key in cost.drafter_seconds), 0.0)
 
 
 def summed_counts(acceptance: Acceptance) -> Floats:
@@ -154,7 +168,9 @@ class Speedup:
         self, acceptance: Acceptance, surface: CostSurface, concurrency: int, drafter_seconds: float = 0.0
     ) -> None:
         self.concurrency = concurrency
-        self.drafting_seconds = concurrency * drafter_seconds
+        # [K], by depth.
+        positions = np.arange(1, acceptance.depth + 1) if acceptance.drafter not in MODEL_FREE else 1
+        self.drafting_seconds = concurrency * drafter_seconds * np.broadcast_to(positions, acceptance.depth)
         self.queries = np.arange(1.0, acceptance.depth + 2.0)
         seconds, errors = surface.at_batch(concurrency)
         self.seconds = np.interp(self.queries, surface.query_tokens, seconds)  # [K + 1], of 0..K drafted tokens
@@ -176,7 +192,7 @@ class Speedup:
         speculative = np.interp(self._mean_query(sums), self.queries, self.errors) / self.round_seconds(sums)
         return speculative**2 + (self.errors[0] / self.baseline_seconds) ** 2
 
-    def round_quantiles(self, sums: Floats) -> tuple[float, float]:
+    def round_quantiles(self, sums: Floats, depth: int) -> tuple[float, float]:
         """The round times that 50 % and 95 % of steps stay below, from the draft lengths of the batch; `sums` [2 + K].
 
         At concurrency 1 these are the lengths that occurred; above, the mean over a batch is taken as normal.
@@ -194,7 +210,8 @@ class Speedup:
         order = np.argsort(seconds)
         reached = np.searchsorted(np.cumsum(weights[order]), (0.5 - 1e-9, 0.95 - 1e-9))
         p50, p95 = seconds[order][np.minimum(reached, seconds.size - 1)]
-        return float(p50) + self.drafting_seconds, float(p95) + self.drafting_seconds
+        drafting = float(self.drafting_seconds[depth - 1])
+        return float(p50) + drafting, float(p95) + drafting
 
     @staticmethod
     def _mean_query(sums: Floats) -> Floats:

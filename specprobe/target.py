@@ -126,6 +126,8 @@ class Target:
         self.decoder.layers = torch.nn.ModuleList()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        elif self.device.type == "mps":
+            torch.mps.empty_cache()
 
     @property
     def eos_ids(self) -> tuple[int, ...]:

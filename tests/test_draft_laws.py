@@ -218,6 +218,7 @@ def test_batches_do_not_change_what_a_head_counts(case, monkeypatch):
     drafter = case.load(case.works)
     together = replay(drafter, case.works, case.depth)
     monkeypatch.setattr("specprobe.drafters.heads.BATCH_TOKENS", 1)
+    monkeypatch.setattr("specprobe.drafters.heads.ROUNDS_AT_ONCE", 4)
     monkeypatch.setattr("specprobe.drafters.dflash.ROUNDS_AT_ONCE", 3)
     monkeypatch.setattr("specprobe.drafters.scores._LOGIT_VALUES", 3 << 17)
     alone = replay(drafter, case.works[::-1], case.depth)
@@ -355,6 +356,9 @@ class ToyHead:
         batch, depth = state
         read = batch.tokens(batch.newest(starts) + (position - 1 if self.toy.chain else 0))
         return torch.tensor(self.toy.q[depth - 1, position - 1])[read]
+
+    def rewind(self, state: Any) -> None:
+        """Nothing is kept."""
 
     def logits(self, states: torch.Tensor, position: int) -> torch.Tensor:  # noqa: ARG002 - the interface
         return TEMPERATURE * states.log()

@@ -138,7 +138,7 @@ def test_the_document_says_what_was_drafted_with(capsys, models):
     draft = by_name["draft"]["config"]
     assert {**draft, "parameters": None} == {
         "model": models.draft, "parameters": None, "vocabulary": "same", "shared_tokens": 260, "target_tokens": 260,
-        "draft_tokens": 260,
+        "draft_tokens": 260, "equal_sizes": True,
     }  # fmt: skip
     assert draft["parameters"] > 10_000
     assert by_name["early-exit"]["config"] == {"layers": 6}
@@ -255,7 +255,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_generated(capsys, model
         (["hybrid:suffix+hybrid:suffix+draft:x"], [], "two drafters"),
         (["draft:DRAFT", "draft:DRAFT"], [], "twice"),
         (["draft:DRAFT,speed=3"], [], "no option 'speed'"),
-        (["medusa:DRAFT"], [], "does not offer"),
+        (["hybrid:suffix+python:os.path:join"], [], "half of a hybrid"),
         (["early-exit:layers=7"], [], "must be from 1 to 6"),
         (["ngram"], ["--draft-sampling", "sampled"], "use greedy"),
         (["draft:DRAFT"], ["--draft-sampling", "sampled", "--engine", "llama.cpp"], "drafts greedily only"),
@@ -456,7 +456,7 @@ def test_a_drafter_whose_time_is_not_known_is_left_out_of_the_verdict(capsys, mo
     document = json.loads(out)
     assert {option["drafter"] for option in document["by_concurrency"][0]["options"]} == {"ngram"}
     (notice,) = [w["message"] for w in document["warnings"] if w["code"] == "no_drafting_time"]
-    assert notice.startswith("draft, eagle3: ")
+    assert notice.startswith(f"draft:{models.draft}, eagle3:{models.eagle3}: ")
     document = json.loads(command(capsys, "recommend", "--cost", cost_file(draft=0.0, eagle3=0.001), "--json")[1])
     assert {o["drafter"] for o in document["by_concurrency"][0]["options"]} == {"ngram", "draft", "eagle3"}
     assert "no_drafting_time" not in {warning["code"] for warning in document["warnings"]}
@@ -514,3 +514,29 @@ def test_the_settings_of_every_kind_of_drafter(capsys, models):
         "ngram": "ngram", "draft": "draft_model", "eagle3": "eagle3", "early-exit": None, "pard": "draft_model",
         "hybrid:suffix+draft": None,
     }  # fmt: skip
+
+
+def test_what_a_killed_run_left_behind_is_removed(tmp_path, monkeypatch):
+    from specprobe.scratch import remove_abandoned, scratch_folder, states_folder
+
+    monkeypatch.chdir(tmp_path)
+    with scratch_folder() as mine:
+        # No process has this number: the largest is far below.
+        abandoned = states_folder() / "999999999-x"
+        abandoned.mkdir()
+        (abandoned / "last.bin").write_bytes(b"12345")
+        assert remove_abandoned() == (1, 5)
+        assert mine.is_dir()
+        assert not abandoned.exists()
+    assert not list(states_folder().iterdir())
+
+
+def test_a_file_in_the_way_of_scratch_is_one_line(tmp_path, monkeypatch):
+    from specprobe.errors import SpecprobeError
+    from specprobe.scratch import scratch_folder, states_folder
+
+    monkeypatch.chdir(tmp_path)
+    states_folder().parent.mkdir()
+    states_folder().write_text("x")
+    with pytest.raises(SpecprobeError, match="in the way"), scratch_folder():
+        pass

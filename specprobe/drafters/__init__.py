@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TypeGuard
 
 from specprobe.drafters.base import Adoption, Drafter, Limits, Proposals
 from specprobe.drafters.models import DraftContext, ModelFree, ModelSpec, OpenDrafter
@@ -88,7 +87,7 @@ def parse_drafter(spec: str, profile: Profile) -> Parsed:
         return make_custom(rest)
     if name == "hybrid":
         return _parse_hybrid(spec, rest, profile)
-    if name not in profile.drafters:
+    if name in MODEL_FREE and name not in profile.drafters:
         raise SpecprobeError(
             f"--drafter: {profile.name} does not offer {name!r}; it offers {', '.join(profile.drafters)}, "
             f"or name another --engine"
@@ -103,9 +102,11 @@ def parse_drafter(spec: str, profile: Profile) -> Parsed:
     return ModelSpec(name, model, options)
 
 
-def is_model_free(drafter: Parsed) -> TypeGuard[Drafter]:
+def is_model_free(drafter: Parsed) -> bool:
     """Whether it drafts from the text alone, so that an answered log is all it needs."""
-    return not isinstance(drafter, ModelSpec | HybridSpec)
+    if isinstance(drafter, HybridSpec):
+        return is_model_free(drafter.second)
+    return not isinstance(drafter, ModelSpec)
 
 
 def open_drafter(parsed: Parsed, context: DraftContext) -> OpenDrafter:
@@ -125,6 +126,12 @@ def _parse_hybrid(spec: str, rest: str, profile: Profile) -> HybridSpec:
     before, plus, after = rest.partition("+")
     if not plus:
         raise SpecprobeError(f"--drafter: {spec!r}: write hybrid:suffix+draft:MODEL")
+    for half in (before, after):
+        if half.strip().startswith("python:"):
+            # It is only asked where its own rounds start, and a hybrid's start elsewhere.
+            raise SpecprobeError(
+                f"--drafter: {spec!r}: your own drafter cannot be half of a hybrid; put both into its class"
+            )
     first = parse_drafter(before, profile)
     second = parse_drafter(after, profile)
     if isinstance(first, ModelSpec | HybridSpec):

@@ -126,4 +126,5 @@ def refuse_unknown_options(options: Mapping[str, str], known: Iterable[str], spe
     known = tuple(known)
     for key in options:
         if key not in known:
-            raise SpecprobeError(f"--drafter: {spec} has no option {key!r}; it has {', '.join(known)}")
+            there = f"it has {', '.join(known)}" if known else "it has none"
+            raise SpecprobeError(f"--drafter: {spec} has no option {key!r}; {there}")

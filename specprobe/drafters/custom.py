@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,27 +67,38 @@ class PythonDrafter:
             yield Proposals(drafted, accepted)
 
     def _start(self, prompt_ids: TokenIds) -> None:
-        if not hasattr(self.drafter, "start"):
-            return
-        try:
-            self.drafter.start(prompt_ids)
-        except (Exception, SystemExit) as error:  # anything can happen in a user's code
-            raise _failed("start", error) from error
+        with _users_code("start"):
+            start = getattr(self.drafter, "start", None)
+            if start is not None:
+                start(prompt_ids)
 
     def _draft(self, token_ids: TokenIds, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        try:
-            draft = np.asarray(self.drafter.propose(token_ids, most)).reshape(-1)
-        except (Exception, SystemExit) as error:  # anything can happen in a user's code
-            raise _failed("propose", error) from error
+        # A copy: a view would show what comes next to whoever looks behind it.
+        seen = token_ids.copy()
+        seen.flags.writeable = False
+        with _users_code("propose"):
+            draft = np.asarray(self.drafter.propose(seen, most)).reshape(-1)
         if draft.size and not np.issubdtype(draft.dtype, np.integer):
             raise SpecprobeError("--drafter python: propose must return whole numbers, token ids")
         return draft[:most].astype(np.int64)
 
 
-def _failed(method: str, error: BaseException) -> SpecprobeError:
-    return SpecprobeError(
-        f"--drafter python: {method} raised {type(error).__name__}: {inert(str(error), 200)}; mend the class"
-    )
+@contextmanager
+def _users_code(what: str) -> Iterator[None]:
+    """Whatever a user's code raises becomes one line, and what it prints goes where our own progress goes."""
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        try:
+            said = str(error)
+        except Exception:
+            said = "it cannot say why"
+        raise SpecprobeError(
+            f"--drafter python: {what} raised {type(error).__name__}: {inert(said, 200)}; mend the class"
+        ) from None
 
 
 def make_custom(path: str) -> PythonDrafter:
@@ -97,16 +109,12 @@ def make_custom(path: str) -> PythonDrafter:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    what = "cannot be made"
-    try:
+    with _users_code(f"making {path}"):
         made = getattr(importlib.import_module(module_name), class_name)()
-        what = "its config cannot be kept with the result"
+        can_propose = callable(getattr(made, "propose", None))
+    with _users_code(f"{path}: its config"):
         config = dict(getattr(made, "config", {}))
         dump_document(config)
-    except (Exception, SystemExit) as error:  # anything can happen in a user's code
-        raise SpecprobeError(
-            f"--drafter python:{path}: {what} ({type(error).__name__}: {inert(str(error), 200)})"
-        ) from error
-    if not callable(getattr(made, "propose", None)):
+    if not can_propose:
         raise SpecprobeError(f"--drafter python:{path}: has no method propose(token_ids, num_draft_tokens)")
     return PythonDrafter(made, {"class": path, **config})

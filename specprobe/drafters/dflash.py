@@ -16,9 +16,9 @@ import torch
 
 from specprobe.checkpoint import Checkpoint, open_checkpoint
 from specprobe.drafters.base import Adoption, refuse_unknown_options
-from specprobe.drafters.heads import Batch, HeadDrafter
+from specprobe.drafters.heads import Batch, HeadDrafter, rows_at
 from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
-from specprobe.drafters.shared import SharedParts, check_mask_token, own_or_shared
+from specprobe.drafters.shared import SharingNetwork, check_mask_token, own_or_shared
 from specprobe.drafters.stack import decoder_config, decoder_stack
 from specprobe.errors import SpecprobeError
 from specprobe.features import Features
@@ -49,7 +49,7 @@ class DflashState:
     blocks: torch.Tensor | None = None
 
 
-class DflashNetwork(torch.nn.Module):
+class DflashNetwork(SharingNetwork):
     """fc and norm of the context, layers, final norm."""
 
     fc: Any
@@ -64,17 +64,6 @@ class DflashNetwork(torch.nn.Module):
         with torch.device("meta"):
             self.fc = torch.nn.Linear(len(settings.taps) * target_hidden, config.hidden_size, bias=False)
             self.hidden_norm = type(self.norm)(config.hidden_size, eps=config.rms_norm_eps)
-        self._shared: SharedParts | None = None
-
-    def share(self, shared: SharedParts) -> None:
-        """Take embeddings and head."""
-        self._shared = shared
-
-    @property
-    def shared(self) -> SharedParts:
-        """Embeddings and head, set when loaded."""
-        assert self._shared is not None
-        return self._shared
 
     def begin(self, batch: Batch, depth: int) -> DflashState:
         """Keys and values of the context, for every layer."""
@@ -88,12 +77,15 @@ class DflashNetwork(torch.nn.Module):
         if state.blocks is None:
             width = int(state.batch.num_output.max())
             state.blocks = self.norm.weight.new_zeros(len(starts), width, state.depth, self.norm.weight.numel())
+        if position == 1:
             for chunk in torch.split(starts, ROUNDS_AT_ONCE, dim=1):
                 index = chunk.clamp(min=0)[..., None, None].expand(-1, -1, state.depth, state.blocks.shape[-1])
                 # Padding goes to column 0, where no round starts.
                 state.blocks.scatter_(1, index, self._block(state, chunk))
-        index = starts.clamp(min=0)[..., None].expand(-1, -1, state.blocks.shape[-1])
-        return state.blocks[:, :, position - 1].gather(1, index)
+        return rows_at(state.blocks[:, :, position - 1], starts)
+
+    def rewind(self, state: DflashState) -> None:
+        """Rounds have their own columns."""
 
     def logits(self, states: torch.Tensor, position: int) -> torch.Tensor:  # noqa: ARG002
         """The target's head, unless the checkpoint has its own."""

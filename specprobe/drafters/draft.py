@@ -6,7 +6,7 @@ One teacher-forced pass gives what they draft after every token, hence every rou
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,6 @@ from specprobe.batches import windows
 from specprobe.causal_lm import choose_device, load_causal_lm, loading_errors
 from specprobe.checkpoint import open_checkpoint
 from specprobe.drafters.base import Adoption, Limits, Proposals, read_option, refuse_unknown_options
-from specprobe.drafters.heads import target_log_probs
 from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
 from specprobe.drafters.scores import (
     DraftRule,
@@ -27,6 +26,7 @@ from specprobe.drafters.scores import (
     outside_mass,
     prefix_proposals,
     score_rows,
+    target_log_probs,
 )
 from specprobe.drafters.vocabularies import VocabularyMatch, match_vocabularies
 from specprobe.errors import SpecprobeError
@@ -108,23 +108,18 @@ class _DraftModel:
         rows = [np.concatenate([t.prompt_ids, t.output_ids, t.tail_ids]) for t in works]
         width = max(map(len, rows))
         # Padded on the right, where no token of a causal model looks: no mask is needed.
-        ids = torch.from_numpy(np.stack([np.pad(r, (0, width - len(r))) for r in rows]).astype(np.int64))
+        padded = np.stack([np.pad(r, (0, width - len(r))) for r in rows]).astype(np.int64)
+        ids = torch.from_numpy(padded).to(self.model.device)
         first = min(t.prompt_ids.size for t in works)
-        inputs = self._draft_ids(ids).to(self.model.device)
+        inputs = self.match.draft_ids(ids, self.model.get_input_embeddings().num_embeddings)
         logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=width - first).logits
+        # Not every architecture heeds what is to be kept.
+        logits = logits[:, first - width :]
         vocabulary = self.match.mapping
         for row, work in enumerate(works):
             start, stop = work.prompt_ids.size, len(rows[row])
-            wanted = ids[row, start + 1 : stop].to(logits.device)
+            wanted = ids[row, start + 1 : stop]
             yield score_rows(logits[row, start - first : stop - 1 - first], wanted, rule, vocabulary)
-
-    def _draft_ids(self, ids: torch.Tensor) -> torch.Tensor:
-        """The target's ids as the draft model's; what it does not have becomes its unknown token (vLLM 0.33)."""
-        if self.match.mapping is not None:
-            mapped = self.match.mapping.wanted(ids)
-            return torch.where(mapped < 0, self.match.unknown_id, mapped)
-        rows = self.model.get_input_embeddings().num_embeddings
-        return torch.where(ids < rows, ids, self.match.unknown_id)
 
 
 @dataclass(frozen=True)
@@ -143,13 +138,14 @@ class OpenDraftModel(OpenModel):
         with quick_imports(), quiet_transformers():
             model, _ = load_causal_lm("drafter", self.spec.model, place, self.context.options)
         mapping = self.match.mapping.to(place) if self.match.mapping else None
+        match = replace(self.match, mapping=mapping)
         return PrefixDrafter(
             name=self.spec.name,
             config=describe_model(
                 self.spec, parameters=sum(p.numel() for p in model.parameters()), **self.match.record
             ),
             adoption=Adoption.SECOND_MODEL,
-            score=_DraftModel(model, self.match),
+            score=_DraftModel(model, match),
             sampled=self.context.sampled,
             vocabulary=mapping,
         )
@@ -164,12 +160,13 @@ def open_draft(spec: ModelSpec, context: DraftContext) -> OpenDraftModel:
     )
     if tokenizer is None:
         # Rows of token ids without a tokenizer: ids are all there is to go by.
-        return OpenDraftModel(spec, context, VocabularyMatch(rows, rows, rows), ())
+        return OpenDraftModel(spec, context, VocabularyMatch(rows, rows, rows, equal_sizes=True), ())
     draft_tokenizer = load_tokenizer(spec.model, trust_remote_code=context.options.trust_remote_code)
     match = match_vocabularies(tokenizer, draft_tokenizer, target_rows, rows, f"{spec.name}:{spec.model}")
     notices = []
+    is_vllm = context.profile.engine.startswith("vllm")
     if match.mapping is not None:
-        if context.sampled and context.profile.engine.startswith("vllm"):
+        if context.sampled and context.may_be_warm and context.profile.engine.startswith("vllm"):
             raise SpecprobeError(
                 f"--drafter {spec.name}:{spec.model}: its tokenizer differs from the target's, and vLLM then drafts "
                 "greedily only; use --draft-sampling greedy"
@@ -181,29 +178,53 @@ def open_draft(spec: ModelSpec, context: DraftContext) -> OpenDraftModel:
                 f"{match.target_size} target tokens can be drafted (vLLM: use_heterogeneous_vocab)",
             )
         )
+    elif is_vllm and rows != target_rows:
+        notices.append(
+            Notice(
+                "vocabulary_sizes_differ",
+                f"{spec.label}: its matrix has {rows} rows, the target's {target_rows}; ids agree, so it is replayed "
+                "as it is, but vLLM asks for use_heterogeneous_vocab then, and drafts greedily",
+            )
+        )
+    if context.profile.engine == "hf":
+        notices.append(
+            Notice(
+                "confidence_not_replayed",
+                f"{spec.label}: transformers stops a draft of low confidence (assistant_confidence_threshold 0.4); "
+                "replayed is a draft of full length, as with a threshold of 0",
+            )
+        )
     return OpenDraftModel(spec, context, match, tuple(notices))
 
 
 def check_model(model: str, context: DraftContext) -> int:
     """Check a checkpoint's tensors against its config, before any is loaded; returns the rows of its embeddings."""
     checkpoint = open_checkpoint(model)
+    checkpoint.check_layers(checkpoint.config)
     trust = context.options.trust_remote_code
     with quick_imports(), loading_errors("drafter", model), quiet_transformers():
         from transformers import AutoConfig, AutoModelForCausalLM
 
+        from specprobe.mimo import register_mimo
+
+        register_mimo()
         config = AutoConfig.from_pretrained(model, trust_remote_code=trust)
         with torch.device("meta"):
             whole = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
         shapes = {name: weight.shape for name, weight in whole.state_dict().items()}
-    for name in shapes.keys() & set(checkpoint.names):
+    rows = int(config.get_text_config().vocab_size)
+    if "quantization_config" in checkpoint.config:
+        # Packed weights have shapes of their own, which transformers knows.
+        return rows
+    for name in sorted(shapes.keys() & set(checkpoint.names)):
         checkpoint.check_shape(name, shapes[name])
     # transformers renames and joins tensors of some architectures; where it has nothing to rename, all must be there.
     if not set(checkpoint.names) - shapes.keys():
         tied = getattr(whole, "_tied_weights_keys", None) or {}
-        for name in shapes.keys() - set(checkpoint.names):
+        for name in sorted(shapes.keys() - set(checkpoint.names)):
             if name not in tied or not config.get_text_config().tie_word_embeddings:
                 raise checkpoint.missing(name, shapes[name])
-    return int(config.get_text_config().vocab_size)
+    return rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,56 +14,16 @@ import torch
 
 from specprobe.checkpoint import Checkpoint, open_checkpoint
 from specprobe.drafters.base import Adoption, refuse_unknown_options
+from specprobe.drafters.chain import ChainState, begin_chain
 from specprobe.drafters.heads import Batch, HeadDrafter, RoundCache
 from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
-from specprobe.drafters.shared import SharedParts, own_or_shared
+from specprobe.drafters.shared import SharingNetwork, own_or_shared
 from specprobe.drafters.stack import decoder_config, decoder_stack
 from specprobe.features import LAST, Features
 from specprobe.notices import Notice
 
 
-@dataclass(slots=True)
-class ChainState:
-    """Rounds of a head that feeds its own output back.
-
-    `context` [B, T, H]: its outputs over the context, entry t from token t + 1 and the target's state at t.
-    `previous` [B, N, H]: of each round, the output at the position before.
-    """
-
-    batch: Batch
-    cache: RoundCache
-    context: torch.Tensor
-    previous: torch.Tensor
-
-    def first(self, starts: torch.Tensor) -> torch.Tensor:
-        """Outputs [B, A, H] for position 1: those at the last context entry of each round."""
-        entry = (self.batch.newest(starts) - 1).clamp(min=0)
-        return self.context.gather(1, entry[..., None].expand(-1, -1, self.context.shape[-1]))
-
-    def before(self, starts: torch.Tensor) -> torch.Tensor:
-        """Outputs [B, A, H] of the position before."""
-        return self.previous.gather(1, starts.clamp(min=0)[..., None].expand(-1, -1, self.previous.shape[-1]))
-
-    def keep(self, starts: torch.Tensor, outputs: torch.Tensor) -> None:
-        """Outputs [B, A, H] of this position, for the next. Padding goes to column 0, where no round starts."""
-        self.previous.scatter_(1, starts.clamp(min=0)[..., None].expand_as(outputs), outputs)
-
-    def mask(self, starts: torch.Tensor) -> torch.Tensor:
-        """Of a pass over these rounds."""
-        return self.cache.add_round(starts, self.batch.newest(starts) - 1)
-
-    def positions(self, starts: torch.Tensor, position: int) -> torch.Tensor:
-        """Rotary positions [B, A]: those of the last context entry, and on."""
-        return (self.batch.newest(starts) - 1 + position - 1).clamp(min=0)
-
-
-def begin_chain(batch: Batch, cache: RoundCache, context: torch.Tensor) -> ChainState:
-    """After the context pass."""
-    rows, width = batch.ids.shape[0], int(batch.num_output.max())
-    return ChainState(batch, cache, context, context.new_zeros(rows, width, context.shape[-1]))
-
-
-class EagleNetwork(torch.nn.Module):
+class EagleNetwork(SharingNetwork):
     """fc, layers, and what it shares with the target."""
 
     nested = True
@@ -77,12 +37,6 @@ class EagleNetwork(torch.nn.Module):
             self.fc = torch.nn.Linear(
                 config.hidden_size + target_hidden, config.hidden_size, bias="fc.bias" in checkpoint
             )
-        self._shared: SharedParts | None = None
-
-    def share(self, shared: SharedParts) -> None:
-        """Take embeddings and head."""
-        # In a tuple, so that they are no submodules of this one.
-        self._shared = shared
 
     def begin(self, batch: Batch, depth: int) -> ChainState:  # noqa: ARG002
         """The context: every token with the state before it."""
@@ -106,15 +60,13 @@ class EagleNetwork(torch.nn.Module):
         state.keep(starts, outputs)
         return outputs
 
+    def rewind(self, state: ChainState) -> None:
+        """The rounds' keys and values go."""
+        state.cache.forget_rounds()
+
     def logits(self, states: torch.Tensor, position: int) -> torch.Tensor:  # noqa: ARG002
         """The target's head, straight on the output."""
         return self.shared.head(states)
-
-    @property
-    def shared(self) -> SharedParts:
-        """Embeddings and head, set when loaded."""
-        assert self._shared is not None
-        return self._shared
 
     def _step(
         self,

@@ -15,11 +15,11 @@ import torch
 
 from specprobe.checkpoint import Checkpoint, open_checkpoint
 from specprobe.drafters.base import Adoption, refuse_unknown_options
-from specprobe.drafters.eagle import ChainState, begin_chain
+from specprobe.drafters.chain import ChainState, begin_chain
 from specprobe.drafters.heads import Batch, HeadDrafter, RoundCache
 from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
 from specprobe.drafters.scores import DraftVocabulary
-from specprobe.drafters.shared import SharedParts, check_mask_token, own_or_shared
+from specprobe.drafters.shared import SharingNetwork, check_mask_token, own_or_shared
 from specprobe.drafters.stack import decoder_config, decoder_stack
 from specprobe.errors import SpecprobeError
 from specprobe.features import LAST, Features
@@ -54,7 +54,7 @@ class Eagle3Settings:
         return self.mask_token is not None
 
 
-class Eagle3Network(torch.nn.Module):
+class Eagle3Network(SharingNetwork):
     """fc, layers, final norm, and a head over the draft vocabulary."""
 
     nested = True
@@ -86,17 +86,6 @@ class Eagle3Network(torch.nn.Module):
                 )
             if settings.is_parallel:
                 self.mask_hidden = torch.nn.Parameter(torch.empty(1, width))
-        self._shared: SharedParts | None = None
-
-    def share(self, shared: SharedParts) -> None:
-        """Take embeddings and head."""
-        self._shared = shared
-
-    @property
-    def shared(self) -> SharedParts:
-        """Embeddings and head, set when loaded."""
-        assert self._shared is not None
-        return self._shared
 
     def begin(self, batch: Batch, depth: int) -> ChainState:  # noqa: ARG002
         """The context: every token with the states of the target before it."""
@@ -124,6 +113,10 @@ class Eagle3Network(torch.nn.Module):
             outputs = self._step(tokens, features, state.positions(starts, position), state.mask(starts), state.cache)
         state.keep(starts, outputs)
         return outputs
+
+    def rewind(self, state: ChainState) -> None:
+        """The rounds' keys and values go."""
+        state.cache.forget_rounds()
 
     def logits(self, states: torch.Tensor, position: int) -> torch.Tensor:  # noqa: ARG002
         """Over the draft vocabulary."""

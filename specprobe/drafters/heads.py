@@ -9,7 +9,6 @@ passes run over the rounds that are still alive. Imports torch and transformers.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,13 +28,16 @@ from specprobe.drafters.scores import (
     outside_mass,
     score_rows,
     separate_proposals,
+    target_log_probs,
 )
 from specprobe.dynamic_cache import new_round_cache
 from specprobe.features import LAST, Features
 from specprobe.trajectory import Trajectory
 
-# Tokens of a batch, padding included; with a mask of starts x (tokens + starts x depth) this bounds memory.
+# Tokens of a batch, padding included, and rounds of a response that are drafted together: the mask of a pass is
+# rounds x (tokens + rounds x depth) for each response.
 BATCH_TOKENS = 4096
+ROUNDS_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +84,9 @@ class Head(Protocol):
 
         Drafts before it are taken from the text. `starts` shrinks from position to position; -1 marks padding.
         """
+
+    def rewind(self, state: Any) -> None:
+        """Forget the rounds drafted so far; the context stays, and other rounds follow."""
 
     def logits(self, states: torch.Tensor, position: int) -> torch.Tensor:
         """[R, draft vocabulary] from rows [R, H]."""
@@ -144,14 +149,13 @@ class HeadDrafter:
     def _outside(self, trajectory: Trajectory) -> float | None:
         if self.vocabulary is None:
             return None
-        logits = None
-        if trajectory.temperature > 0 and self.target_head is not None and LAST in self.taps:
-            assert self.features is not None
-            states = self.features.read(LAST, trajectory)
+        states = None
+        if trajectory.temperature > 0 and self.features is not None and LAST in self.taps:
             first = trajectory.prompt_ids.size
-            with torch.inference_mode():
-                logits = self.target_head(states[first : first + trajectory.output_ids.size - 1].to(self.device))
-        return outside_mass(self.vocabulary, trajectory, logits)
+            states = self.features.read(LAST, trajectory)[first : first + trajectory.output_ids.size - 1]
+            states = states.to(self.device)
+        with torch.inference_mode():
+            return outside_mass(self.vocabulary, trajectory, states, self.target_head)
 
 
 def _by_depth(tables: Sequence[NDArray[Any]], depth: int) -> NDArray[Any]:
@@ -171,12 +175,6 @@ def round_acceptance(trajectory: Trajectory, log_q: NDArray[np.float32]) -> NDAr
         reach = max(0, num_output - i)
         accept[i, :reach] = acceptance_probability(log_q[i, :reach], log_p[i:])
     return accept
-
-
-def target_log_probs(trajectory: Trajectory) -> NDArray[np.float32]:
-    """log p [N] of the response's tokens; every trajectory that sampled drafts are replayed over has them."""
-    assert trajectory.log_probs is not None
-    return trajectory.log_probs
 
 
 def make_batch(
@@ -223,14 +221,35 @@ def score_rounds(
     columns = torch.arange(width, device=batch.device)[None]
     alive = (columns >= 1) & (columns < batch.num_output[:, None])
     state = head.begin(batch, depth)
-    for position in range(1, depth + 1):
+    for first in range(1, width, ROUNDS_AT_ONCE):
+        here = (columns >= first) & (columns < first + ROUNDS_AT_ONCE)
+        _score_some(head, batch, state, alive & here, rule, vocabulary, hits, log_q)
+        head.rewind(state)
+    return hits.cpu().numpy(), log_q.cpu().numpy()
+
+
+def _score_some(
+    head: Head,
+    batch: Batch,
+    state: Any,
+    alive: torch.Tensor,
+    rule: DraftRule,
+    vocabulary: DraftVocabulary | None,
+    hits: torch.Tensor,
+    log_q: torch.Tensor,
+) -> None:
+    """Fill in `hits` and `log_q` [B, K, N] for the rounds that are alive, [B, N]."""
+    columns = torch.arange(alive.shape[1], device=batch.device)[None]
+    for position in range(1, hits.shape[1] + 1):
         alive = alive & (columns + position - 1 < batch.num_known[:, None])
-        starts = _packed(alive)
-        if starts.shape[1] == 0:
-            break
+        row, start = alive.nonzero(as_tuple=True)
+        if not len(row):
+            return
+        # Packed to the left, -1 where a row has fewer rounds than the fullest.
+        column = (alive.cumsum(1) - 1)[row, start]
+        starts = start.new_full((len(alive), int(column.max()) + 1), -1)
+        starts[row, column] = start
         states = head.draft(state, position, starts)
-        row, column = (starts >= 0).nonzero(as_tuple=True)
-        start = starts[row, column]
         wanted = batch.ids[row, batch.num_prompt[row] + start + position - 1]
         for part in chunk_rows(len(row), vocab_size=1 << 17):
             logits = head.logits(states[row[part], column[part]], position)
@@ -239,15 +258,16 @@ def score_rounds(
             log_q[row[part], position - 1, start[part]] = log_probability
         reached = log_q[:, position - 1] > -torch.inf if rule.sampled else hits[:, position - 1]
         alive = alive & (reached | hits[:, position - 1])
-    return hits.cpu().numpy(), log_q.cpu().numpy()
 
 
-def _packed(alive: torch.Tensor) -> torch.Tensor:
-    """The columns that are alive in each row of [B, N], as [B, most], -1 where a row has fewer."""
-    counts = alive.sum(1)
-    most = int(counts.max())
-    order = torch.argsort((~alive).to(torch.int8), dim=1, stable=True)[:, :most]
-    return torch.where(torch.arange(most, device=alive.device)[None] < counts[:, None], order, -1)
+def rows_at(states: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """[B, A, H]: rows `index` [B, A] of `states` [B, T, H]; for padding (-1), any."""
+    return states.gather(1, index.clamp(min=0)[..., None].expand(-1, -1, states.shape[-1]))
+
+
+def put_rows(states: torch.Tensor, starts: torch.Tensor, values: torch.Tensor) -> None:
+    """Write `values` [B, A, H] into columns `starts` [B, A] of `states`; padding goes to 0, where no round starts."""
+    states.scatter_(1, starts.clamp(min=0)[..., None].expand_as(values), values)
 
 
 class RoundCache:
@@ -266,6 +286,13 @@ class RoundCache:
         """The first `num_tokens` keys are the context's: call before the context pass, which needs no mask."""
         self._num_context = num_tokens
 
+    def forget_rounds(self) -> None:
+        """Back to the context alone."""
+        added = sum(starts.shape[1] for starts in self._rounds)
+        if added:
+            self.cache.crop(-added)
+        self._rounds.clear()
+
     def add_round(self, starts: torch.Tensor, last_context: torch.Tensor) -> torch.Tensor:
         """The mask [B, 1, A, keys] of a pass over `starts` [B, A]; `last_context` [B, A]: the last context key seen.
 
@@ -276,12 +303,3 @@ class RoundCache:
         # Padding (-1) has company in padding: no row of the mask is empty.
         rounds = torch.cat(self._rounds, dim=1)[:, None] == starts[:, :, None]
         return torch.cat([context, rounds], dim=-1)[:, None]
-
-
-def cache_argument(module: torch.nn.Module) -> str:
-    """What a layer of transformers calls its cache; it was renamed within version 5."""
-    return "cache" if "cache" in inspect.signature(_unwrapped(module)).parameters else "past_key_values"
-
-
-def _unwrapped(module: torch.nn.Module) -> Any:
-    return inspect.unwrap(type(module).forward)

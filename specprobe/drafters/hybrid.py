@@ -74,6 +74,11 @@ class OpenHybrid:
         return self.second.has_model
 
     @property
+    def can_sample(self) -> bool:
+        """Whether the second drafter can."""
+        return self.second.can_sample
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """What either reads."""
         return tuple(dict.fromkeys((*self.first.taps, *self.second.taps)))

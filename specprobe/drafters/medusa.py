@@ -8,6 +8,7 @@ Imports torch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import torch
 
 from specprobe.checkpoint import Checkpoint, open_checkpoint
 from specprobe.drafters.base import Adoption, refuse_unknown_options
-from specprobe.drafters.heads import Batch, HeadDrafter
+from specprobe.drafters.heads import Batch, HeadDrafter, rows_at
 from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
 from specprobe.drafters.scores import DraftVocabulary
 from specprobe.errors import SpecprobeError
@@ -56,9 +57,10 @@ class MedusaNetwork:
 
     def draft(self, state: Batch, position: int, starts: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """The state of the position that produced the newest token, for every position the same."""
-        states = state.features[LAST]
-        entry = (state.newest(starts) - 1).clamp(min=0)
-        return states.gather(1, entry[..., None].expand(-1, -1, states.shape[-1]))
+        return rows_at(state.features[LAST], state.newest(starts) - 1)
+
+    def rewind(self, state: Batch) -> None:
+        """Nothing is kept from round to round."""
 
     def logits(self, states: torch.Tensor, position: int) -> torch.Tensor:
         """Head number position - 1."""
@@ -81,6 +83,8 @@ class OpenMedusa(OpenModel):
     layout: MedusaLayout
     vocabulary: DraftVocabulary | None
     taps: tuple[int, ...] = (LAST,)
+    # vLLM drafts the argmax of each head whatever the temperature.
+    can_sample = False
     notices: tuple[Notice, ...] = ()
 
     def load(self, features: Features | None) -> HeadDrafter:
@@ -88,6 +92,7 @@ class OpenMedusa(OpenModel):
         assert features is not None
         target = self.context.needed_target(self.spec.name)
 
+        @functools.cache
         def read(name: str) -> torch.Tensor:
             return self.checkpoint.tensor(name).to(target.device, target.model.dtype)
 

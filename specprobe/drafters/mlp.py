@@ -15,7 +15,7 @@ import torch
 
 from specprobe.checkpoint import Checkpoint, open_checkpoint
 from specprobe.drafters.base import Adoption, refuse_unknown_options
-from specprobe.drafters.heads import Batch, HeadDrafter
+from specprobe.drafters.heads import Batch, HeadDrafter, put_rows, rows_at
 from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
 from specprobe.errors import SpecprobeError
 from specprobe.features import LAST, Features
@@ -59,14 +59,13 @@ class MlpNetwork:
     def draft(self, state: MlpState, position: int, starts: torch.Tensor) -> torch.Tensor:
         """One step of the recurrence."""
         settings, batch = self._settings, state.batch
-        if state.previous is None:
-            features = batch.features[LAST]
-            entry = (batch.newest(starts) - 1).clamp(min=0)
-            before = features.gather(1, entry[..., None].expand(-1, -1, features.shape[-1]))
+        if position == 1:
+            before = rows_at(batch.features[LAST], batch.newest(starts) - 1)
             if settings.scales_input:
                 before = _normed(before) / math.sqrt(2)
         else:
-            before = state.previous.gather(1, starts.clamp(min=0)[..., None].expand(-1, -1, settings.inner_size))
+            assert state.previous is not None
+            before = rows_at(state.previous, starts)
         # The two weights keep the variance of the state at 1 from step to step.
         state_weight = 0.5 ** (0.5 / settings.num_positions)
         token_weight = math.sqrt((1 - state_weight**2) * settings.inner_size / 2)
@@ -79,9 +78,11 @@ class MlpNetwork:
         if state.previous is None:
             width = int(batch.num_output.max())
             state.previous = states.new_zeros(len(starts), width, settings.inner_size)
-        # Padding goes to column 0, where no round starts.
-        state.previous.scatter_(1, starts.clamp(min=0)[..., None].expand_as(states), states)
+        put_rows(state.previous, starts, states)
         return states
+
+    def rewind(self, state: MlpState) -> None:
+        """Rounds have their own columns."""
 
     def logits(self, states: torch.Tensor, position: int) -> torch.Tensor:
         """The position's own matrix."""

@@ -52,7 +52,7 @@ class OpenDrafter(Protocol):
     """A drafter whose checkpoint was found and fits the target, but whose weights are not loaded yet.
 
     `taps`: the states of the target that it reads, see `Features`. `notices`: what the user should know of it.
-    `has_model`: whether a model drafts, so that there is something to load and a distribution to sample from.
+    `has_model`: whether a model drafts, so that there is something to load.
     """
 
     @property
@@ -62,6 +62,10 @@ class OpenDrafter(Protocol):
     @property
     def has_model(self) -> bool:
         """Whether a model drafts."""
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether engines can draw its drafts from its distribution."""
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -97,6 +101,7 @@ class ModelFree:
     taps: tuple[int, ...] = ()
     notices: tuple[Notice, ...] = ()
     has_model: bool = False
+    can_sample: bool = False
 
     @property
     def name(self) -> str:
@@ -113,6 +118,7 @@ class OpenModel:
 
     spec: ModelSpec
     has_model = True
+    can_sample = True
     notices: tuple[Notice, ...] = ()
 
     @property

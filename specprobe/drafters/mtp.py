@@ -16,7 +16,7 @@ import torch
 
 from specprobe.checkpoint import Checkpoint, open_checkpoint
 from specprobe.drafters.base import Adoption, refuse_unknown_options
-from specprobe.drafters.eagle import ChainState, begin_chain
+from specprobe.drafters.chain import ChainState, begin_chain
 from specprobe.drafters.heads import Batch, HeadDrafter, RoundCache
 from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel
 from specprobe.drafters.shared import SharedParts
@@ -141,10 +141,14 @@ def _layer_config(target: Target) -> Any:
 
 @dataclass(slots=True)
 class MtpState:
-    """Rounds of the modules: `chain` of the newest outputs, and a cache for each module."""
+    """Rounds of the modules: `chain` of the newest outputs, a cache for each module, and its outputs over the context.
+
+    A module's context is run when the first round gets to it.
+    """
 
     chain: ChainState
     caches: list[RoundCache]
+    contexts: list[torch.Tensor]
 
 
 class MtpNetwork(torch.nn.Module):
@@ -162,16 +166,17 @@ class MtpNetwork(torch.nn.Module):
         """The first module over the context."""
         caches = [RoundCache(1, batch.device) for _ in self.modules_in_order]
         context = self._over_context(batch, 0, batch.features[LAST][:, :-1], caches[0])
-        return MtpState(begin_chain(batch, caches[0], context), caches)
+        return MtpState(begin_chain(batch, caches[0], context), caches, [context])
 
     def draft(self, state: MtpState, position: int, starts: torch.Tensor) -> torch.Tensor:
         """The outputs before the final norm."""
         chain, number = state.chain, (position - 1) % len(self.modules_in_order)
-        if position > 1 and position <= len(self.modules_in_order):
-            # Given that all drafts were accepted, a further module sees the same context in every round.
-            fed = self._fed_back(chain.context, number - 1)
-            chain.context = self._over_context(chain.batch, number, fed, state.caches[number])
         if position <= len(self.modules_in_order):
+            if position > len(state.contexts):
+                # Given that all drafts were accepted, a further module sees the same context in every round.
+                fed = self._fed_back(state.contexts[number - 1], number - 1)
+                state.contexts.append(self._over_context(chain.batch, number, fed, state.caches[number]))
+            chain.context = state.contexts[number]
             outputs = chain.first(starts)
         else:
             newest = chain.batch.newest(starts)
@@ -182,6 +187,11 @@ class MtpNetwork(torch.nn.Module):
             outputs = self._run(number, self._embed(tokens), fed, positions, mask, state.caches[number])
         chain.keep(starts, outputs)
         return outputs
+
+    def rewind(self, state: MtpState) -> None:
+        """The rounds' keys and values go."""
+        for cache in state.caches:
+            cache.forget_rounds()
 
     def logits(self, states: torch.Tensor, position: int) -> torch.Tensor:
         """The target's head behind the module's norm."""

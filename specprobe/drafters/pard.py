@@ -16,9 +16,10 @@ from specprobe.causal_lm import choose_device, load_causal_lm
 from specprobe.checkpoint import Checkpoint, open_checkpoint
 from specprobe.drafters.base import Adoption, refuse_unknown_options
 from specprobe.drafters.draft import OpenDraftModel, open_draft
-from specprobe.drafters.eagle import ChainState, begin_chain
-from specprobe.drafters.heads import Batch, HeadDrafter, RoundCache, cache_argument
+from specprobe.drafters.heads import Batch, HeadDrafter, RoundCache, rows_at
 from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
+from specprobe.drafters.vocabularies import VocabularyMatch
+from specprobe.dynamic_cache import cache_argument
 from specprobe.errors import SpecprobeError
 from specprobe.features import Features
 from specprobe.notices import Notice
@@ -28,33 +29,47 @@ from specprobe.quiet import quick_imports, quiet_transformers
 MASK_TOKEN_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 
+@dataclass(frozen=True, slots=True)
+class PardState:
+    """`context` [B, T, H]: what the head reads after every token."""
+
+    batch: Batch
+    cache: RoundCache
+    context: torch.Tensor
+
+
 class PardNetwork:
     """The draft model over the context, then over the masks of all rounds, one position at a time."""
 
     nested = True
 
-    def __init__(self, model: Any, mask_token: int) -> None:
+    def __init__(self, model: Any, mask_token: int, match: VocabularyMatch) -> None:
         self._decoder, self._head = model.get_decoder(), model.get_output_embeddings()
-        self._mask_token = mask_token
+        self._rows = model.get_input_embeddings().num_embeddings
+        self._mask_token, self._match = mask_token, match
         self._cache_argument = cache_argument(self._decoder)
 
-    def begin(self, batch: Batch, depth: int) -> ChainState:  # noqa: ARG002
+    def begin(self, batch: Batch, depth: int) -> PardState:  # noqa: ARG002
         """The context is every token; no round starts after the last, but its state does no harm."""
         num_tokens = batch.ids.shape[1]
         cache = RoundCache(self._decoder.config.num_hidden_layers, batch.device)
         cache.add_context(num_tokens)
         positions = torch.arange(num_tokens, device=batch.device)[None].expand(len(batch.ids), -1)
-        return begin_chain(batch, cache, self._run(batch.ids, positions, None, cache))
+        ids = self._match.draft_ids(batch.ids, self._rows)
+        return PardState(batch, cache, self._run(ids, positions, None, cache))
 
-    def draft(self, state: ChainState, position: int, starts: torch.Tensor) -> torch.Tensor:
+    def draft(self, state: PardState, position: int, starts: torch.Tensor) -> torch.Tensor:
         """At x_n for position 1, then at one mask after the other."""
         newest = state.batch.newest(starts)
         if position == 1:
-            entry = newest.clamp(min=0)[..., None].expand(-1, -1, state.context.shape[-1])
-            return state.context.gather(1, entry)
+            return rows_at(state.context, newest)
         mask = state.cache.add_round(starts, newest)
         positions = (newest + position - 1).clamp(min=0)
         return self._run(torch.full_like(starts, self._mask_token), positions, mask, state.cache)
+
+    def rewind(self, state: PardState) -> None:
+        """The rounds' keys and values go."""
+        state.cache.forget_rounds()
 
     def logits(self, states: torch.Tensor, position: int) -> torch.Tensor:  # noqa: ARG002
         """The draft model's own head."""
@@ -100,7 +115,7 @@ class OpenPard(OpenModel):
                 **self.draft.match.record,
             ),
             adoption=Adoption.SECOND_MODEL,
-            head=PardNetwork(model, self.mask_token),
+            head=PardNetwork(model, self.mask_token, self.draft.match),
             features=None,
             taps=(),
             device=place,

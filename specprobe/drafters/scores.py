@@ -84,7 +84,12 @@ def score_rows(
         wanted = vocabulary.wanted(wanted)
         logits = logits.masked_fill(vocabulary.to_target < 0, float("-inf"))
     possible = (wanted >= 0) & (wanted < logits.shape[-1])
-    hits = (logits.argmax(-1) == wanted) & possible
+    largest, choice = logits.max(-1)
+    if torch.isnan(largest).any():
+        raise SpecprobeError(
+            f"the drafter's logits are not numbers in {logits.dtype}; its weights are damaged, or try --dtype"
+        )
+    hits = (choice == wanted) & possible
     if not rule.sampled:
         return hits, torch.zeros_like(hits, dtype=torch.float32)
     log_q = torch.log_softmax(logits.float() / rule.temperature, dim=-1)
@@ -98,18 +103,24 @@ def chunk_rows(num_rows: int, vocab_size: int) -> Sequence[slice]:
     return [slice(start, start + step) for start in range(0, num_rows, step)]
 
 
-def outside_mass(vocabulary: DraftVocabulary, trajectory: Trajectory, logits: torch.Tensor | None = None) -> float:
+def outside_mass(
+    vocabulary: DraftVocabulary,
+    trajectory: Trajectory,
+    states: torch.Tensor | None = None,
+    head: torch.nn.Module | None = None,
+) -> float:
     """The target's probability outside the draft vocabulary, summed over the output tokens after the first.
 
-    At temperature 0 all of it is on the token that was written; above, `logits` [N - 1, V] of the target give it.
+    Above temperature 0, from what the target's `head` reads before each, `states` [N - 1, H]; without them, and at 0,
+    where all of it is on the token that was written, by whether that token is outside.
     """
     covered = vocabulary.covered
-    if trajectory.temperature == 0 or logits is None:
+    if trajectory.temperature == 0 or states is None or head is None:
         wanted = torch.from_numpy(trajectory.output_ids[1:].astype(np.int64)).to(covered.device)
         return float((vocabulary.wanted(wanted) < 0).sum())
     total = 0.0
-    for rows in chunk_rows(len(logits), logits.shape[-1]):
-        p = torch.softmax(logits[rows].float() / trajectory.temperature, dim=-1)
+    for rows in chunk_rows(len(states), covered.numel()):
+        p = torch.softmax(head(states[rows]).float() / trajectory.temperature, dim=-1)
         total += float(p[:, : covered.numel()][:, ~covered].sum()) + float(p[:, covered.numel() :].sum())
     return total
 
@@ -120,7 +131,15 @@ def acceptance_probability(log_q: NDArray[np.float32], log_p: NDArray[np.float32
     DESIGN section 2; Leviathan et al., arXiv 2211.17192, section 2.3: x is drafted and accepted with probability
     min(p(x), q(x)), and committed with p(x).
     """
-    return np.exp(np.minimum(log_q.astype(np.float64) - log_p, 0.0))
+    # What cannot be drafted is never accepted, however unlikely the text.
+    ratio = np.where(np.isneginf(log_q), -np.inf, log_q.astype(np.float64) - np.maximum(log_p, -1e30))
+    return np.exp(np.minimum(ratio, 0.0))
+
+
+def target_log_probs(trajectory: Trajectory) -> NDArray[np.float32]:
+    """log p [N] of the response's tokens; every trajectory that sampled drafts are replayed over has them."""
+    assert trajectory.log_probs is not None
+    return trajectory.log_probs
 
 
 def prefix_proposals(

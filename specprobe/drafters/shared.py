@@ -20,6 +20,22 @@ class SharedParts:
     head: Callable[[torch.Tensor], torch.Tensor]
 
 
+class SharingNetwork(torch.nn.Module):
+    """A head that takes embeddings and output matrix from the target, or from its own checkpoint, when it is loaded."""
+
+    _shared: SharedParts | None = None
+
+    def share(self, shared: SharedParts) -> None:
+        """Take them; they are no weights of this module."""
+        self._shared = shared
+
+    @property
+    def shared(self) -> SharedParts:
+        """What was taken."""
+        assert self._shared is not None
+        return self._shared
+
+
 def own_or_shared(
     checkpoint: Checkpoint,
     target: Target,

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from specprobe.checkpoint import Checkpoint
-from specprobe.drafters.heads import cache_argument
+from specprobe.dynamic_cache import cache_argument
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
 
@@ -72,6 +72,7 @@ class LayerStack(torch.nn.Module):
 
 def decoder_config(checkpoint: Checkpoint, fields: Mapping[str, Any]) -> Any:
     """The transformers configuration that these fields of a checkpoint's config.json describe."""
+    checkpoint.check_layers(fields)
     kind = fields.get("model_type", DEFAULT_TYPE)
     known = {key: value for key, value in fields.items() if key not in ("model_type", "architectures", "auto_map")}
     try:
@@ -83,12 +84,6 @@ def decoder_config(checkpoint: Checkpoint, fields: Mapping[str, Any]) -> Any:
             f"drafter {checkpoint.name}: its config.json does not describe a decoder "
             f"({type(error).__name__}: {inert(str(error).splitlines()[0] if str(error) else '', 120)})"
         ) from error
-    layers = config.num_hidden_layers
-    if not isinstance(layers, int) or not 1 <= layers <= len(checkpoint.names):
-        raise SpecprobeError(
-            f"drafter {checkpoint.name}: config.json says {inert(str(layers))} layers, the weights are "
-            f"{len(checkpoint.names)} tensors"
-        )
     return config
 
 

@@ -23,6 +23,7 @@ class VocabularyMatch:
     """How two tokenizers relate. `mapping` is None where ids agree.
 
     `shared`: tokens that both have. `unknown_id`: the draft model's id for a token that it does not have.
+    `equal_sizes`: whether the models' matrices have as many rows.
     """
 
     shared: int
@@ -30,6 +31,7 @@ class VocabularyMatch:
     draft_size: int
     mapping: DraftVocabulary | None = None
     unknown_id: int = 0
+    equal_sizes: bool = False
 
     @property
     def record(self) -> dict[str, Any]:
@@ -39,7 +41,13 @@ class VocabularyMatch:
             "shared_tokens": self.shared,
             "target_tokens": self.target_size,
             "draft_tokens": self.draft_size,
+            "equal_sizes": self.equal_sizes,
         }
+
+    def draft_ids(self, ids: torch.Tensor, rows: int) -> torch.Tensor:
+        """The target's ids as the draft model's; what its `rows` do not hold becomes its unknown token (vLLM 0.33)."""
+        mapped = torch.where(ids < rows, ids, -1) if self.mapping is None else self.mapping.wanted(ids)
+        return torch.where(mapped < 0, self.unknown_id, mapped)
 
 
 def match_vocabularies(
@@ -57,7 +65,13 @@ def match_vocabularies(
     smaller = min(len(target_ids), len(draft_ids))
     same = sum(target_ids[token] == draft_ids[token] for token in common)
     if same == len(common) and len(common) >= 0.99 * smaller:
-        return VocabularyMatch(len(common), len(target_ids), len(draft_ids), unknown_id=draft.unknown_id or 0)
+        return VocabularyMatch(
+            len(common),
+            len(target_ids),
+            len(draft_ids),
+            unknown_id=draft.unknown_id or 0,
+            equal_sizes=target_rows == draft_rows,
+        )
     by_text = (
         _by_text(target_ids, target_rows, target.space_marks),
         _by_text(draft_ids, draft_rows, draft.space_marks),
