@@ -19,6 +19,8 @@ def drafter_label(drafter: str, config: Mapping[str, Any], draft_sampling: str =
     label = drafter
     if config.get("model"):
         label += ":" + str(config["model"]).rstrip("/").rpartition("/")[2]
+    elif config.get("class"):
+        label += ":" + str(config["class"]).rpartition(":")[2]
     elif drafter == "early-exit":
         label += f":layers={config.get('layers')}"
     return label + (" sampled" if draft_sampling == "sampled" else "")

@@ -18,7 +18,7 @@ WORTHWHILE_STEP = 1.05
 # A drafter that is wrong 19 times out of 20 at its first position is seldom weak and usually broken: another target,
 # another template, a layer taken for its neighbour.
 BROKEN_ACCEPTANCE = 0.05
-Standing = Literal["first", "worth it", "not worth it", "too close to call", "broken"]
+Standing = Literal["first", "better", "no better", "open", "broken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Rung:
     """One drafter at the depth where it writes most tokens per round.
 
     `step`: its tokens per round over those of the best rung before it, paired by prompt; None on the first. `standing`:
-    what that step is worth; of the first rung, nothing can be said.
+    whether it drafts better than all before it; of the first rung, nothing can be said.
     """
 
     drafter: str
@@ -114,8 +114,9 @@ def _standing(
         return "broken"
     if is_first:
         return "first"
-    if step is None or int((acceptance.rounds[:, 0] > 0).sum()) < MIN_PROMPTS:
-        return "too close to call"
+    if step is None:
+        return "open"
     if step.high < WORTHWHILE_STEP:
-        return "not worth it"
-    return "worth it" if step.low > 1 and step.point >= WORTHWHILE_STEP else "too close to call"
+        return "no better"
+    enough_prompts = int((acceptance.rounds[:, 0] > 0).sum()) >= MIN_PROMPTS
+    return "better" if step.low > 1 and step.point >= WORTHWHILE_STEP and enough_prompts else "open"

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from specprobe.acceptance import Acceptance
 from specprobe.cost import CostTable
+from specprobe.drafters import MODEL_FREE
 from specprobe.errors import SpecprobeError
 from specprobe.export import Schedule, engine_config
-from specprobe.notices import Notice
+from specprobe.notices import Notice, inert
 from specprobe.profiles import resolve_profile
 from specprobe.run import ResponseLengths, Run
 from specprobe.speedup import (
@@ -127,6 +128,7 @@ def recommend(run: Run, temperature: float, cost: CostTable, concurrencies: Sequ
         notices=(
             *run.notices,
             *([Notice("no_drafting_time", _no_drafting_time(uncosted))] if uncosted else []),
+            *_unknown_keys(run, cost),
             *_notices(acceptances, lengths, cost, concurrencies),
         ),
     )
@@ -138,6 +140,16 @@ def _is_of(acceptance: Acceptance, option: Option) -> bool:
         option.config,
         option.draft_sampling,
     )
+
+
+def _unknown_keys(run: Run, cost: CostTable) -> list[Notice]:
+    """A misspelt name in a cost file would count as no time at all."""
+    known = {key for acceptance in run.results for key in cost_keys(acceptance)}
+    unknown = sorted(set(cost.drafter_seconds) - known - set(MODEL_FREE))
+    if not unknown:
+        return []
+    names = ", ".join(inert(name, 80) for name in unknown)
+    return [Notice("unknown_drafter_seconds", f"the cost file gives drafter_seconds of {names}, which the run lacks")]
 
 
 def _no_drafting_time(drafters: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ Whatever comes out of a log (names, ids, file names) goes into Text objects, nev
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -36,6 +37,7 @@ VERDICT_STYLES = {"speculate": "bold green", "dont": "bold red", "close": "bold 
 VERDICT_WORDS = {"speculate": "speculate", "dont": "don't", "close": "too close to call"}
 
 
+HIDDEN_SETTINGS = ("shared_tokens", "target_tokens", "draft_tokens", "equal_sizes")
 DRAFT_WORDS = {"greedy": "one-hot drafts", "sampled": "sampled drafts (expected counts)"}
 
 
@@ -95,15 +97,14 @@ def _what_was_measured(run: Run) -> RenderableType:
 
 def _result(summary: ResultSummary) -> RenderableType:
     acceptance = summary.acceptance
-    config = ", ".join(f"{key} {value}" for key, value in acceptance.config.items())
+    config = _config(acceptance.config)
     title = Text.assemble(
         (inert(acceptance.drafter, 80), "bold"),
         f" ({inert(config, 300)}), temperature {acceptance.temperature:g}, {DRAFT_WORDS[acceptance.draft_sampling]}",
     )
     if acceptance.outside_share is not None:
-        title.append(
-            f"; {format_percent(acceptance.outside_share)} of the target's probability lies outside what it can draft"
-        )
+        what = "the response's tokens" if acceptance.temperature == 0 else "the target's probability"
+        title.append(f"; {format_percent(acceptance.outside_share)} of {what} outside what it can draft")
     deepest = summary.totals[-1]
     if not deepest.drafted_rounds:
         return Group(title, Padding(Text("no round had a draft: nothing to accept, 1 token per round"), (0, 2)))
@@ -113,6 +114,17 @@ def _result(summary: ResultSummary) -> RenderableType:
         Padding(_depths(summary), (0, 2)),
         Padding(_curve(summary), (0, 2)),
     )
+
+
+def _config(config: Mapping[str, Any]) -> str:
+    """What matters of a drafter's settings; all of them are in the JSON."""
+    parts = []
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            parts.append(f"{key}: {_config(value)}")
+        elif key not in HIDDEN_SETTINGS and value is not None and value is not False:
+            parts.append(f"{key} {value:,}" if key == "parameters" else f"{key} {value}")
+    return ", ".join(parts)
 
 
 def _positions(summary: ResultSummary) -> Table:
@@ -196,7 +208,10 @@ def _ladder(temperature: float, rungs: Sequence[Rung]) -> RenderableType:
             step,
             "" if rung.standing == "first" else rung.standing,
         )
-    return Group(Text(f"step by step, temperature {temperature:g}", style="bold"), Padding(table, (0, 2)))
+    title = Text.assemble(
+        (f"step by step, temperature {temperature:g}", "bold"), " (tokens per round; what a round costs is not in it)"
+    )
+    return Group(title, Padding(table, (0, 2)))
 
 
 def _in_one_sentence(summaries: Sequence[ResultSummary]) -> Text:
@@ -228,6 +243,14 @@ def render_recommendation(recommendation: Recommendation) -> RenderableType:
     parts.append(_limits(recommendation))
     if recommendation.export:
         parts += [Text(), *_settings(recommendation.by_concurrency)]
+    for verdict in recommendation.by_concurrency:
+        if verdict.verdict == "speculate" and not verdict.export:
+            parts.append(
+                Text(
+                    f"concurrency {verdict.concurrency}: no settings, since {recommendation.engine_profile} does not "
+                    f"offer {inert(verdict.best.label, 60)}"
+                )
+            )
     if recommendation.notices:
         parts += [Text(), render_notices(recommendation.notices)]
     return Group(*parts)

@@ -53,7 +53,9 @@ def get_responses(
     `model_free`: whether all drafters draft from the text alone; then an answered log needs no target.
     """
     mode = options.responses
+    answers_unused = False
     if mode == "auto":
+        answers_unused = not model_free and all(prompt.has_answer for prompt in workload.prompts)
         all_logged = model_free and all(prompt.has_answer for prompt in workload.prompts)
         mode = "logged" if all_logged else "generate"
         if mode == "generate" and options.tokenizer is not None:
@@ -67,6 +69,13 @@ def get_responses(
         if mode == "logged"
         else _generated(options, workload, stages, store, before)
     )
+    if answers_unused:
+        notice = Notice(
+            "answers_not_used",
+            "every prompt has a logged answer, but a drafter with a model was named, so the target's own responses "
+            "were generated and replayed; --responses logged replays the answers",
+        )
+        sources = replace(sources, notices=(*sources.notices, notice))
     for trajectories in sources.sets:
         if not trajectories.trajectories:
             reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(trajectories.skipped.items())) or "none given"
