@@ -21,7 +21,7 @@ import toy_target as toy
 from reference import make_trajectory
 
 from specprobe.causal_lm import LoadOptions
-from specprobe.drafters import DraftContext, ModelSpec, open_drafter
+from specprobe.drafters import DraftContext, Limits, ModelSpec, open_drafter
 from specprobe.drafters.heads import make_batch
 from specprobe.features import capture_features
 from specprobe.profiles import resolve_profile
@@ -150,6 +150,18 @@ def test_a_head_drafts_what_its_literal_implementation_drafts(target, tmp_path, 
     by_hand = reference(folder, target.model)
     for work, q in zip(works, batched_q(drafter, works, depth), strict=True):
         np.testing.assert_allclose(q[1:], literal_q(by_hand, work, depth)[1:], atol=1e-4)
+
+
+def test_nothing_is_drafted_beyond_the_drafters_own_context(target, tmp_path):
+    folder = tiny_heads.write_eagle3(
+        tmp_path / "head", target.model.config, config_fields={"max_position_embeddings": 12}
+    )
+    works = some_works()[:1]
+    drafter = loaded(ModelSpec("eagle3", str(folder), {}), target, works, tmp_path, depth=3)
+    assert opened(ModelSpec("eagle3", str(folder), {}), target, depth=3).notices[-1].code == "drafter_context"
+    (proposals,) = drafter.proposals(works, 3, Limits())
+    # Five tokens of prompt: at output token s the target has run on 4 + s tokens, and with K more they must fit into 12.
+    assert proposals.drafted[:, 1:].tolist() == [[1] * 7 + [0], [2] * 6 + [0] * 2, [3] * 5 + [0] * 3]
 
 
 def test_pard_drafts_what_its_literal_implementation_drafts(target, tmp_path):

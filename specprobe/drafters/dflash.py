@@ -195,6 +195,7 @@ class OpenDflash(OpenModel):
             device=target.device,
             dtype=target.model.dtype,
             sampled=self.context.sampled,
+            max_positions=self.context.positions_heeded(self.network.stack.config),
         )
 
 
@@ -216,7 +217,7 @@ def open_dflash(spec: ModelSpec, context: DraftContext) -> OpenDflash:
     checkpoint.check_module(network, _renamed(checkpoint))
     own_or_shared(checkpoint, target, check_only=True)
     check_mask_token(checkpoint, settings.mask_token, target)
-    return OpenDflash(spec, context, checkpoint, network)
+    return OpenDflash(spec, context, checkpoint, network, context.context_notices(spec.label, config))
 
 
 def _settings(checkpoint: Checkpoint, num_layers: int, draft_layers: int) -> DflashSettings:

@@ -23,6 +23,7 @@ from specprobe.drafters.scores import (
     DraftVocabulary,
     acceptance_probability,
     chunk_rows,
+    longest_by_depth,
     outside_mass,
     prefix_proposals,
     score_rows,
@@ -60,6 +61,7 @@ class PrefixDrafter:
     score: _Next
     sampled: bool
     vocabulary: DraftVocabulary | None = None
+    max_positions: int | None = None
     fixed_length: bool = True
 
     def proposals(self, trajectories: Iterable[Trajectory], depth: int, limits: Limits) -> Iterator[Proposals]:
@@ -92,7 +94,7 @@ class PrefixDrafter:
         if rule.sampled:
             given = acceptance_probability(log_q[: num_output - 1].cpu().numpy(), target_log_probs(trajectory)[1:])
             accept = np.concatenate([[0.0], given])
-        longest = limits.longest_drafts(trajectory.prompt_ids.size, num_output)
+        longest = longest_by_depth(trajectory, depth, limits, self.max_positions)
         outside = None if self.vocabulary is None else outside_mass(self.vocabulary, trajectory)
         return prefix_proposals(trajectory, depth, longest, hits, accept, outside)
 
@@ -148,13 +150,15 @@ class OpenDraftModel(OpenModel):
             score=_DraftModel(model, match),
             sampled=self.context.sampled,
             vocabulary=mapping,
+            max_positions=self.context.positions_heeded(model.config.get_text_config()),
         )
 
 
 def open_draft(spec: ModelSpec, context: DraftContext) -> OpenDraftModel:
     """`draft:MODEL`: any causal language model of transformers."""
     refuse_unknown_options(spec.options, (), spec.name)
-    tokenizer, rows = context.tokenizer, check_model(spec.model, context)
+    tokenizer, config = context.tokenizer, check_model(spec.model, context)
+    rows = config.vocab_size
     target_rows = (
         context.target.text_config.vocab_size if context.target else tokenizer.vocab_size if tokenizer else rows
     )
@@ -163,7 +167,7 @@ def open_draft(spec: ModelSpec, context: DraftContext) -> OpenDraftModel:
         return OpenDraftModel(spec, context, VocabularyMatch(rows, rows, rows, equal_sizes=True), ())
     draft_tokenizer = load_tokenizer(spec.model, trust_remote_code=context.options.trust_remote_code)
     match = match_vocabularies(tokenizer, draft_tokenizer, target_rows, rows, f"{spec.name}:{spec.model}")
-    notices = []
+    notices = [*context.context_notices(spec.label, config)]
     is_vllm = context.profile.engine.startswith("vllm")
     if match.mapping is not None:
         if context.sampled and context.may_be_warm and context.profile.engine.startswith("vllm"):
@@ -197,8 +201,8 @@ def open_draft(spec: ModelSpec, context: DraftContext) -> OpenDraftModel:
     return OpenDraftModel(spec, context, match, tuple(notices))
 
 
-def check_model(model: str, context: DraftContext) -> int:
-    """Check a checkpoint's tensors against its config, before any is loaded; returns the rows of its embeddings."""
+def check_model(model: str, context: DraftContext) -> Any:
+    """Check a checkpoint's tensors against its config, before any is loaded; returns the config of its text model."""
     checkpoint = open_checkpoint(model)
     checkpoint.check_layers(checkpoint.config)
     trust = context.options.trust_remote_code
@@ -212,10 +216,9 @@ def check_model(model: str, context: DraftContext) -> int:
         with torch.device("meta"):
             whole = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
         shapes = {name: weight.shape for name, weight in whole.state_dict().items()}
-    rows = int(config.get_text_config().vocab_size)
     if "quantization_config" in checkpoint.config:
         # Packed weights have shapes of their own, which transformers knows.
-        return rows
+        return config.get_text_config()
     for name in sorted(shapes.keys() & set(checkpoint.names)):
         checkpoint.check_shape(name, shapes[name])
     # transformers renames and joins tensors of some architectures; where it has nothing to rename, all must be there.
@@ -224,7 +227,7 @@ def check_model(model: str, context: DraftContext) -> int:
         for name in sorted(shapes.keys() - set(checkpoint.names)):
             if name not in tied or not config.get_text_config().tie_word_embeddings:
                 raise checkpoint.missing(name, shapes[name])
-    return rows
+    return config.get_text_config()
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,7 @@ class OpenEagle(OpenModel):
             device=target.device,
             dtype=target.model.dtype,
             sampled=self.context.sampled,
+            max_positions=self.context.positions_heeded(self.network.stack.config),
         )
 
 
@@ -120,7 +121,7 @@ def open_eagle(spec: ModelSpec, context: DraftContext) -> OpenEagle:
     network = EagleNetwork(checkpoint, config, target.text_config.hidden_size)
     checkpoint.check_module(network, eagle_name)
     own_or_shared(checkpoint, target, check_only=True)
-    return OpenEagle(spec, context, checkpoint, network)
+    return OpenEagle(spec, context, checkpoint, network, notices=context.context_notices(spec.label, config))
 
 
 def eagle_name(name: str) -> str:

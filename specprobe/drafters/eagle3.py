@@ -191,6 +191,7 @@ class OpenEagle3(OpenModel):
             device=target.device,
             dtype=target.model.dtype,
             sampled=self.context.sampled,
+            max_positions=self.context.positions_heeded(self.network.stack.config),
             vocabulary=self.vocabulary.to(target.device) if self.vocabulary else None,
             target_head=target.model.get_output_embeddings(),
         )
@@ -212,8 +213,9 @@ def open_eagle3(spec: ModelSpec, context: DraftContext) -> OpenEagle3:
     if settings.mask_token is not None:
         check_mask_token(checkpoint, settings.mask_token, target)
     # The ceiling needs the target's distribution above temperature 0, hence what its head reads.
+    notices = (*_notices(spec, checkpoint, context), *context.context_notices(spec.label, config))
     taps = tuple(dict.fromkeys([*settings.taps, *([LAST] if vocabulary and context.may_be_warm else [])]))
-    return OpenEagle3(spec, context, checkpoint, network, vocabulary, taps, tuple(_notices(spec, checkpoint, context)))
+    return OpenEagle3(spec, context, checkpoint, network, vocabulary, taps, notices)
 
 
 def read_settings(

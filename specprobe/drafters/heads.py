@@ -24,6 +24,7 @@ from specprobe.drafters.scores import (
     DraftVocabulary,
     acceptance_probability,
     chunk_rows,
+    longest_by_depth,
     nested_proposals,
     outside_mass,
     score_rows,
@@ -107,6 +108,7 @@ class HeadDrafter:
     sampled: bool
     vocabulary: DraftVocabulary | None = None
     target_head: torch.nn.Module | None = None
+    max_positions: int | None = None
     fixed_length: bool = True
 
     def proposals(self, trajectories: Iterable[Trajectory], depth: int, limits: Limits) -> Iterator[Proposals]:
@@ -138,7 +140,7 @@ class HeadDrafter:
         rule: DraftRule,
     ) -> Proposals:
         num_output = trajectory.output_ids.size
-        longest = limits.longest_drafts(trajectory.prompt_ids.size, num_output)
+        longest = longest_by_depth(trajectory, depth, limits, self.max_positions)
         hits = [right[:, :num_output] for right, _ in scores]
         accept = [round_acceptance(trajectory, log_q[:, :num_output]) for _, log_q in scores] if rule.sampled else None
         if self.head.nested:

@@ -39,6 +39,25 @@ class DraftContext:
         """Whether a temperature is above 0, as far as is known."""
         return not self.temperatures or max(self.temperatures) > 0
 
+    def positions_heeded(self, config: Any) -> int | None:
+        """The context of a drafter's config, where the engine stops drafting at it."""
+        limit = getattr(config, "max_position_embeddings", None)
+        return limit if isinstance(limit, int) and self.profile.engine.startswith("vllm") else None
+
+    def context_notices(self, label: str, config: Any) -> tuple[Notice, ...]:
+        """A warning where the drafter's context ends before the target's."""
+        limit = self.positions_heeded(config)
+        whole = getattr(self.target.text_config, "max_position_embeddings", None) if self.target else None
+        if limit is None or whole is None or limit >= whole:
+            return ()
+        return (
+            Notice(
+                "drafter_context",
+                f"{label}: knows {limit} positions, the target {whole}; where a sequence gets longer vLLM drafts "
+                "nothing, and for no other request of its batch either: replayed request by request",
+            ),
+        )
+
     def needed_target(self, name: str) -> Target:
         """The target, or a SpecprobeError that says why the drafter needs it."""
         if self.target is None:

@@ -121,6 +121,7 @@ class OpenPard(OpenModel):
             device=place,
             dtype=model.dtype,
             sampled=self.context.sampled,
+            max_positions=self.context.positions_heeded(model.config.get_text_config()),
         )
 
 
@@ -133,7 +134,7 @@ def open_pard(spec: ModelSpec, context: DraftContext) -> OpenPard:
         raise SpecprobeError(
             f"--drafter pard:{spec.model}: its tokenizer is not the target's; name a PARD model of the target's family"
         )
-    return OpenPard(spec, context, draft, _mask_token(checkpoint))
+    return OpenPard(spec, context, draft, _mask_token(checkpoint), draft.notices)
 
 
 def _mask_token(checkpoint: Checkpoint) -> int:

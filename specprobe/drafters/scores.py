@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specprobe.drafters.base import Proposals
+from specprobe.drafters.base import Limits, Proposals
 from specprobe.errors import SpecprobeError
 from specprobe.trajectory import Trajectory
 
@@ -140,6 +140,23 @@ def target_log_probs(trajectory: Trajectory) -> NDArray[np.float32]:
     """log p [N] of the response's tokens; every trajectory that sampled drafts are replayed over has them."""
     assert trajectory.log_probs is not None
     return trajectory.log_probs
+
+
+def longest_by_depth(
+    trajectory: Trajectory, depth: int, limits: Limits, max_positions: int | None
+) -> NDArray[np.int64]:
+    """The most tokens that each depth may draft at each output token, [K, N].
+
+    `max_positions`: the drafter's own context, None where an engine does not look at it. vLLM's V1 runner drafts
+    nothing where the tokens the target has run on and the depth do not fit into it (v1/worker/gpu_model_runner.py).
+    """
+    num_prompt, num_output = trajectory.prompt_ids.size, trajectory.output_ids.size
+    longest = np.broadcast_to(limits.longest_drafts(num_prompt, num_output), (depth, num_output))
+    if max_positions is None:
+        return longest
+    seen = num_prompt + np.arange(num_output) - 1
+    fits = seen + np.arange(1, depth + 1)[:, None] <= max_positions
+    return np.where(fits, longest, 0)
 
 
 def prefix_proposals(

@@ -26,7 +26,7 @@ class LayerStack(torch.nn.Module):
             for module in layer.modules():
                 if hasattr(module, "layer_idx"):
                     setattr(module, "layer_idx", number)  # noqa: B010
-        self._rotary_type, self._config = rotary_type, config
+        self._rotary_type, self.config = rotary_type, config
         self._rotary: torch.nn.Module | None = None
         self._cache_argument = cache_argument(layers[0])
 
@@ -34,7 +34,7 @@ class LayerStack(torch.nn.Module):
         """cos and sin of positions [B, A], in the precision of `states`."""
         if self._rotary is None:
             # Made on first use: its table is no weight, so no checkpoint fills it.
-            self._rotary = self._rotary_type(config=self._config).to(states.device)
+            self._rotary = self._rotary_type(config=self.config).to(states.device)
         return self._rotary(states, position_ids=positions)
 
     def run_layer(
