@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 
-from specprobe.batches import windows
+from specprobe.batches import padded_ids, windows
+from specprobe.drafters.base import known_tokens
 from specprobe.errors import SpecprobeError
 from specprobe.paths import file_errors
 from specprobe.target import Target
@@ -76,10 +76,7 @@ def capture_features(
         stack.enter_context(torch.inference_mode())
         recorded = stack.enter_context(_recording(target, taps))
         for batch in (b for window in windows(lengths, _PASS_TOKENS) for b in window):
-            tokens = [np.concatenate([works[i].prompt_ids, works[i].output_ids, works[i].tail_ids]) for i in batch]
-            width = max(map(len, tokens))
-            # Padded on the right, where no token of a causal model looks: no mask is needed.
-            ids = np.stack([np.pad(row, (0, width - len(row))) for row in tokens]).astype(np.int64)
+            ids = padded_ids([known_tokens(works[i]) for i in batch])
             with contextlib.suppress(_EnoughError):
                 target.decoder(input_ids=torch.from_numpy(ids).to(target.device), use_cache=False)
             for row, index in enumerate(batch):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -61,10 +61,14 @@ class LightTokenizer:
         """The id of an entry of the vocabulary."""
         return self._tokenizer.token_to_id(token)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, **variables: Any) -> str:
-        """The text of a conversation, not its ids; `variables` are for the template."""
-        if tokenize:
-            raise NotImplementedError("tokenize=True")
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tokenize: Literal[False],  # noqa: ARG002 - transformers' default would give ids
+        **variables: Any,
+    ) -> str:
+        """The text of a conversation; `variables` are for the template."""
         return self._template.render(messages=messages, **self._special_tokens | variables)
 
 

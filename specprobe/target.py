@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specprobe.batches import padded_ids
 from specprobe.causal_lm import (
     LoadOptions,
     choose_device,
@@ -176,10 +177,8 @@ class Target:
 
         rows = [np.concatenate([t.prompt_ids, t.output_ids]) for t in trajectories]
         first = min(len(t.prompt_ids) for t in trajectories) - 1
-        length = max(map(len, rows))
-        # Padded on the right, where no token of a causal model looks: no mask is needed.
-        ids = np.stack([np.pad(row, (0, length - len(row))) for row in rows])
-        inputs = torch.from_numpy(ids.astype(np.int64)).to(self.device)
+        inputs = torch.from_numpy(padded_ids(rows)).to(self.device)
+        length = inputs.shape[1]
         logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=length - first).logits
         for row, trajectory in enumerate(trajectories):
             start = len(trajectory.prompt_ids) - 1 - first

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from specprobe.checkpoint import Checkpoint, open_checkpoint
-from specprobe.drafters.base import Adoption, refuse_unknown_options
-from specprobe.drafters.heads import Batch, HeadDrafter, rows_at
-from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
+from specprobe.drafters.base import refuse_unknown_options
+from specprobe.drafters.heads import Batch, HeadDrafter, OpenHead, rows_at
+from specprobe.drafters.models import DraftContext, ModelSpec
 from specprobe.drafters.shared import SharingNetwork, check_mask_token, own_or_shared
 from specprobe.drafters.stack import decoder_config, decoder_stack
 from specprobe.errors import SpecprobeError
@@ -158,19 +158,15 @@ def _heads(states: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class OpenDflash(OpenModel):
+class OpenDflash(OpenHead):
     """A DFlash checkpoint that fits the target."""
 
     spec: ModelSpec
     context: DraftContext
     checkpoint: Checkpoint
     network: DflashNetwork
+    taps: tuple[int, ...]
     notices: tuple[Notice, ...] = ()
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The layers that the config names, each once."""
-        return tuple(dict.fromkeys(self.network.settings.taps))
 
     def load(self, features: Features | None) -> HeadDrafter:
         """Weights in the target's precision, on its device."""
@@ -179,22 +175,15 @@ class OpenDflash(OpenModel):
         self.checkpoint.fill_module(self.network, _renamed(self.checkpoint), target.device, target.model.dtype)
         self.network.share(own_or_shared(self.checkpoint, target))
         settings = self.network.settings
-        return HeadDrafter(
-            name=self.spec.name,
-            config=describe_model(
-                self.spec,
-                layer_ids=[tap - 1 for tap in settings.taps],
-                capture="output_of",
-                block_size=settings.block_size,
-                causal=settings.is_causal,
-            ),
-            adoption=Adoption.TRAINED_HEAD,
-            head=self.network,
-            features=features,
-            taps=self.taps,
-            device=target.device,
-            dtype=target.model.dtype,
-            sampled=self.context.sampled,
+        return self.head_drafter(
+            self.network,
+            features,
+            {
+                "layer_ids": [tap - 1 for tap in settings.taps],
+                "capture": "output_of",
+                "block_size": settings.block_size,
+                "causal": settings.is_causal,
+            },
             max_positions=self.context.positions_heeded(self.network.stack.config),
         )
 
@@ -217,7 +206,8 @@ def open_dflash(spec: ModelSpec, context: DraftContext) -> OpenDflash:
     checkpoint.check_module(network, _renamed(checkpoint))
     own_or_shared(checkpoint, target, check_only=True)
     check_mask_token(checkpoint, settings.mask_token, target)
-    return OpenDflash(spec, context, checkpoint, network, context.context_notices(spec.label, config))
+    taps = tuple(dict.fromkeys(settings.taps))
+    return OpenDflash(spec, context, checkpoint, network, taps, context.context_notices(spec.label, config))
 
 
 def _settings(checkpoint: Checkpoint, num_layers: int, draft_layers: int) -> DflashSettings:

@@ -13,16 +13,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specprobe.batches import windows
+from specprobe.batches import in_order, padded_ids
 from specprobe.causal_lm import choose_device, load_causal_lm, loading_errors
 from specprobe.checkpoint import open_checkpoint
-from specprobe.drafters.base import Adoption, Limits, Proposals, read_option, refuse_unknown_options
+from specprobe.drafters.base import Adoption, Limits, Proposals, known_tokens, read_option, refuse_unknown_options
 from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
 from specprobe.drafters.scores import (
     DraftRule,
     DraftVocabulary,
     acceptance_probability,
     chunk_rows,
+    draft_rule,
     longest_by_depth,
     outside_mass,
     prefix_proposals,
@@ -68,15 +69,15 @@ class PrefixDrafter:
         """Batches of responses of like length, in windows, so that results come in order."""
         works = list(trajectories)
         sizes = [t.prompt_ids.size + t.output_ids.size + t.tail_ids.size for t in works]
-        for window in windows(sizes, _PASS_TOKENS):
-            found: dict[int, Proposals] = {}
-            for indices in window:
-                batch = [works[i] for i in indices]
-                rule = DraftRule(batch[0].temperature, self.sampled and batch[0].temperature > 0)
-                with torch.inference_mode():
-                    for index, (right, log_q) in zip(indices, self.score(batch, rule), strict=True):
-                        found[index] = self._proposals(works[index], depth, limits, right, log_q, rule)
-            yield from (found[index] for index in sorted(found))
+
+        def run(indices: list[int]) -> Iterator[Proposals]:
+            rule = draft_rule(works[indices[0]], self.sampled)
+            with torch.inference_mode():
+                scored = list(self.score([works[i] for i in indices], rule))
+            for index, (right, log_q) in zip(indices, scored, strict=True):
+                yield self._proposals(works[index], depth, limits, right, log_q, rule)
+
+        yield from in_order(sizes, _PASS_TOKENS, run)
 
     def _proposals(
         self,
@@ -107,11 +108,9 @@ class _DraftModel:
     match: VocabularyMatch
 
     def __call__(self, works: list[Trajectory], rule: DraftRule) -> Iterator[Scored]:
-        rows = [np.concatenate([t.prompt_ids, t.output_ids, t.tail_ids]) for t in works]
-        width = max(map(len, rows))
-        # Padded on the right, where no token of a causal model looks: no mask is needed.
-        padded = np.stack([np.pad(r, (0, width - len(r))) for r in rows]).astype(np.int64)
-        ids = torch.from_numpy(padded).to(self.model.device)
+        rows = [known_tokens(work) for work in works]
+        ids = torch.from_numpy(padded_ids(rows)).to(self.model.device)
+        width = ids.shape[1]
         first = min(t.prompt_ids.size for t in works)
         inputs = self.match.draft_ids(ids, self.model.get_input_embeddings().num_embeddings)
         logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=width - first).logits
@@ -256,26 +255,21 @@ class _EarlyExit:
 
 @dataclass(frozen=True)
 class OpenEarlyExit(OpenModel):
-    """The target's first layers as its drafter."""
+    """The target's first layers as its drafter; its tap is what leaves the last of them."""
 
     spec: ModelSpec
     context: DraftContext
-    num_layers: int
+    taps: tuple[int]
     notices: tuple[Notice, ...] = ()
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """What leaves the last layer that is run."""
-        return (self.num_layers,)
 
     def load(self, features: Features | None) -> PrefixDrafter:
         """Nothing to load: the target's own."""
         assert features is not None
         return PrefixDrafter(
             name=self.spec.name,
-            config={"layers": self.num_layers},
+            config={"layers": self.taps[0]},
             adoption=Adoption.FLAG,
-            score=_EarlyExit(features, self.num_layers, self.context.needed_target(self.spec.name)),
+            score=_EarlyExit(features, self.taps[0], self.context.needed_target(self.spec.name)),
             sampled=self.context.sampled,
         )
 
@@ -289,4 +283,5 @@ def open_early_exit(spec: ModelSpec, context: DraftContext) -> OpenEarlyExit:
             "--drafter early-exit: write early-exit:layers=N, the number of the target's layers to run"
         )
     most = target.text_config.num_hidden_layers - 1
-    return OpenEarlyExit(spec, context, read_option(spec.options, "layers", 1, int, (1, most), spec.name))
+    num_layers = read_option(spec.options, "layers", 1, int, (1, most), spec.name)
+    return OpenEarlyExit(spec, context, (num_layers,))

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from specprobe.checkpoint import Checkpoint, open_checkpoint
-from specprobe.drafters.base import Adoption, refuse_unknown_options
+from specprobe.drafters.base import refuse_unknown_options
 from specprobe.drafters.chain import ChainState, begin_chain
-from specprobe.drafters.heads import Batch, HeadDrafter, RoundCache
-from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
+from specprobe.drafters.heads import Batch, HeadDrafter, OpenHead, RoundCache
+from specprobe.drafters.models import DraftContext, ModelSpec
 from specprobe.drafters.shared import SharingNetwork, own_or_shared
 from specprobe.drafters.stack import decoder_config, decoder_stack
 from specprobe.features import LAST, Features
@@ -82,7 +82,7 @@ class EagleNetwork(SharingNetwork):
 
 
 @dataclass(frozen=True)
-class OpenEagle(OpenModel):
+class OpenEagle(OpenHead):
     """An EAGLE checkpoint that fits the target."""
 
     spec: ModelSpec
@@ -98,16 +98,10 @@ class OpenEagle(OpenModel):
         target = self.context.needed_target(self.spec.name)
         self.checkpoint.fill_module(self.network, eagle_name, target.device, target.model.dtype)
         self.network.share(own_or_shared(self.checkpoint, target))
-        return HeadDrafter(
-            name=self.spec.name,
-            config=describe_model(self.spec, layers=len(self.network.stack.layers)),
-            adoption=Adoption.TRAINED_HEAD,
-            head=self.network,
-            features=features,
-            taps=self.taps,
-            device=target.device,
-            dtype=target.model.dtype,
-            sampled=self.context.sampled,
+        return self.head_drafter(
+            self.network,
+            features,
+            {"layers": len(self.network.stack.layers)},
             max_positions=self.context.positions_heeded(self.network.stack.config),
         )
 

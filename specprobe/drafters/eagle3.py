@@ -14,10 +14,10 @@ from typing import Any, Literal
 import torch
 
 from specprobe.checkpoint import Checkpoint, open_checkpoint
-from specprobe.drafters.base import Adoption, refuse_unknown_options
+from specprobe.drafters.base import refuse_unknown_options
 from specprobe.drafters.chain import ChainState, begin_chain
-from specprobe.drafters.heads import Batch, HeadDrafter, RoundCache
-from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
+from specprobe.drafters.heads import Batch, HeadDrafter, OpenHead, RoundCache
+from specprobe.drafters.models import DraftContext, ModelSpec
 from specprobe.drafters.scores import DraftVocabulary
 from specprobe.drafters.shared import SharingNetwork, check_mask_token, own_or_shared
 from specprobe.drafters.stack import decoder_config, decoder_stack
@@ -154,7 +154,7 @@ class Eagle3Network(SharingNetwork):
 
 
 @dataclass(frozen=True)
-class OpenEagle3(OpenModel):
+class OpenEagle3(OpenHead):
     """An EAGLE-3 checkpoint that fits the target."""
 
     spec: ModelSpec
@@ -175,22 +175,15 @@ class OpenEagle3(OpenModel):
             own_or_shared(self.checkpoint, target, head_rows=rows, hidden_size=self.network.norm.weight.numel())
         )
         settings = self.network.settings
-        return HeadDrafter(
-            name=self.spec.name,
-            config=describe_model(
-                self.spec,
-                layer_ids=[tap - (settings.capture == "output_of") for tap in settings.taps],
-                capture=settings.capture,
-                draft_vocabulary=rows,
-                parallel=settings.is_parallel,
-            ),
-            adoption=Adoption.TRAINED_HEAD,
-            head=self.network,
-            features=features,
-            taps=self.taps,
-            device=target.device,
-            dtype=target.model.dtype,
-            sampled=self.context.sampled,
+        return self.head_drafter(
+            self.network,
+            features,
+            {
+                "layer_ids": [tap - (settings.capture == "output_of") for tap in settings.taps],
+                "capture": settings.capture,
+                "draft_vocabulary": rows,
+                "parallel": settings.is_parallel,
+            },
             max_positions=self.context.positions_heeded(self.network.stack.config),
             vocabulary=self.vocabulary.to(target.device) if self.vocabulary else None,
             target_head=target.model.get_output_embeddings(),

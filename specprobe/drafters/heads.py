@@ -17,13 +17,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specprobe.batches import windows
-from specprobe.drafters.base import Adoption, Limits, Proposals
+from specprobe.batches import in_order, padded_ids
+from specprobe.drafters.base import Adoption, Limits, Proposals, known_tokens
+from specprobe.drafters.models import DraftContext, OpenModel, describe_model
 from specprobe.drafters.scores import (
     DraftRule,
     DraftVocabulary,
     acceptance_probability,
     chunk_rows,
+    draft_rule,
     longest_by_depth,
     nested_proposals,
     outside_mass,
@@ -115,21 +117,21 @@ class HeadDrafter:
         """Batches of responses of like length, in windows, so that results come in order."""
         works = list(trajectories)
         sizes = [len(t.prompt_ids) + len(t.output_ids) for t in works]
-        for window in windows(sizes, BATCH_TOKENS):
-            found: dict[int, Proposals] = {}
-            for indices in window:
-                batch = make_batch([works[i] for i in indices], self.features, self.taps, self.device, self.dtype)
-                rule = DraftRule(works[indices[0]].temperature, self.sampled and works[indices[0]].temperature > 0)
-                with torch.inference_mode():
-                    # By depth, or once for all where they are nested.
-                    scores = [
-                        score_rounds(self.head, batch, k, rule, self.vocabulary)
-                        for k in ([depth] if self.head.nested else range(1, depth + 1))
-                    ]
-                for row, index in enumerate(indices):
-                    mine = [(hits[row], log_q[row]) for hits, log_q in scores]
-                    found[index] = self._proposals(works[index], depth, limits, mine, rule)
-            yield from (found[index] for index in sorted(found))
+
+        def run(indices: list[int]) -> Iterator[Proposals]:
+            batch = make_batch([works[i] for i in indices], self.features, self.taps, self.device, self.dtype)
+            rule = draft_rule(works[indices[0]], self.sampled)
+            with torch.inference_mode():
+                # By depth, or once for all where they are nested.
+                scores = [
+                    score_rounds(self.head, batch, k, rule, self.vocabulary)
+                    for k in ([depth] if self.head.nested else range(1, depth + 1))
+                ]
+            for row, index in enumerate(indices):
+                mine = [(hits[row], log_q[row]) for hits, log_q in scores]
+                yield self._proposals(works[index], depth, limits, mine, rule)
+
+        yield from in_order(sizes, BATCH_TOKENS, run)
 
     def _proposals(
         self,
@@ -160,6 +162,29 @@ class HeadDrafter:
             return outside_mass(self.vocabulary, trajectory, states, self.target_head)
 
 
+class OpenHead(OpenModel):
+    """What heads that draft from the target's states have in common: they run where and as the target ran."""
+
+    context: DraftContext
+    adoption = Adoption.TRAINED_HEAD
+
+    def head_drafter(self, head: Head, features: Features | None, facts: Mapping[str, Any], **more: Any) -> HeadDrafter:
+        """`head`, its weights loaded, as a drafter; `facts` are recorded with the result."""
+        target = self.context.needed_target(self.spec.name)
+        return HeadDrafter(
+            name=self.spec.name,
+            config=describe_model(self.spec, **facts),
+            adoption=self.adoption,
+            head=head,
+            features=features,
+            taps=self.taps,
+            device=target.device,
+            dtype=target.model.dtype,
+            sampled=self.context.sampled,
+            **more,
+        )
+
+
 def _by_depth(tables: Sequence[NDArray[Any]], depth: int) -> NDArray[Any]:
     """[K, K, N] from [1, N], [2, N], ... [K, N]: what lies beyond a depth is 0."""
     whole = np.zeros((depth, depth, tables[0].shape[1]), dtype=tables[0].dtype)
@@ -187,15 +212,12 @@ def make_batch(
     dtype: torch.dtype,
 ) -> Batch:
     """Trajectories and their features, padded, on the device."""
-    rows = [np.concatenate([t.prompt_ids, t.output_ids, t.tail_ids]) for t in works]
-    width = max(map(len, rows))
-    ids = np.stack([np.pad(row, (0, width - len(row))) for row in rows]).astype(np.int64)
 
     def counts(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, device=device)
 
     return Batch(
-        ids=torch.from_numpy(ids).to(device),
+        ids=torch.from_numpy(padded_ids([known_tokens(t) for t in works])).to(device),
         num_prompt=counts([t.prompt_ids.size for t in works]),
         num_output=counts([t.output_ids.size for t in works]),
         num_known=counts([t.output_ids.size + t.tail_ids.size for t in works]),

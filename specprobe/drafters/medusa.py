@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 
 from specprobe.checkpoint import Checkpoint, open_checkpoint
-from specprobe.drafters.base import Adoption, refuse_unknown_options
-from specprobe.drafters.heads import Batch, HeadDrafter, rows_at
-from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
+from specprobe.drafters.base import refuse_unknown_options
+from specprobe.drafters.heads import Batch, HeadDrafter, OpenHead, rows_at
+from specprobe.drafters.models import DraftContext, ModelSpec
 from specprobe.drafters.scores import DraftVocabulary
 from specprobe.errors import SpecprobeError
 from specprobe.features import LAST, Features
@@ -74,7 +74,7 @@ class MedusaNetwork:
 
 
 @dataclass(frozen=True)
-class OpenMedusa(OpenModel):
+class OpenMedusa(OpenHead):
     """Medusa heads that fit the target."""
 
     spec: ModelSpec
@@ -107,18 +107,10 @@ class OpenMedusa(OpenModel):
             heads.append((layers, read(matrix) if matrix else None))
         rows = None if self.vocabulary is None else self.vocabulary.to_target.numel()
         output = target.model.get_output_embeddings()
-        return HeadDrafter(
-            name=self.spec.name,
-            config=describe_model(
-                self.spec, heads=self.layout.num_heads, layers=self.layout.num_layers, draft_vocabulary=rows
-            ),
-            adoption=Adoption.TRAINED_HEAD,
-            head=MedusaNetwork(heads, output, rows),
-            features=features,
-            taps=self.taps,
-            device=target.device,
-            dtype=target.model.dtype,
-            sampled=self.context.sampled,
+        return self.head_drafter(
+            MedusaNetwork(heads, output, rows),
+            features,
+            {"heads": self.layout.num_heads, "layers": self.layout.num_layers, "draft_vocabulary": rows},
             vocabulary=self.vocabulary.to(target.device) if self.vocabulary else None,
             target_head=output,
         )

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from specprobe.checkpoint import Checkpoint, open_checkpoint
-from specprobe.drafters.base import Adoption, refuse_unknown_options
-from specprobe.drafters.heads import Batch, HeadDrafter, put_rows, rows_at
-from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
+from specprobe.drafters.base import refuse_unknown_options
+from specprobe.drafters.heads import Batch, HeadDrafter, OpenHead, put_rows, rows_at
+from specprobe.drafters.models import DraftContext, ModelSpec
 from specprobe.errors import SpecprobeError
 from specprobe.features import LAST, Features
 from specprobe.notices import Notice
@@ -101,7 +101,7 @@ def tensor_name(settings: MlpSettings, part: str, position: int, kind: str = "we
 
 
 @dataclass(frozen=True)
-class OpenMlp(OpenModel):
+class OpenMlp(OpenHead):
     """An MLP speculator that fits the target."""
 
     spec: ModelSpec
@@ -119,17 +119,8 @@ class OpenMlp(OpenModel):
             name: self.checkpoint.tensor(name).to(target.device, target.model.dtype)
             for name in _shapes(self.settings, self.context.depth, 0, 0)
         }
-        return HeadDrafter(
-            name=self.spec.name,
-            config=describe_model(self.spec, positions=self.settings.num_positions, tied=self.settings.is_tied),
-            adoption=Adoption.TRAINED_HEAD,
-            head=MlpNetwork(self.settings, weights),
-            features=features,
-            taps=self.taps,
-            device=target.device,
-            dtype=target.model.dtype,
-            sampled=self.context.sampled,
-        )
+        facts = {"positions": self.settings.num_positions, "tied": self.settings.is_tied}
+        return self.head_drafter(MlpNetwork(self.settings, weights), features, facts)
 
 
 def open_mlp(spec: ModelSpec, context: DraftContext) -> OpenMlp:

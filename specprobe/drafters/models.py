@@ -138,6 +138,7 @@ class OpenModel:
     spec: ModelSpec
     has_model = True
     can_sample = True
+    taps: tuple[int, ...] = ()
     notices: tuple[Notice, ...] = ()
 
     @property
@@ -148,4 +149,4 @@ class OpenModel:
 
 def describe_model(spec: ModelSpec, **facts: Any) -> dict[str, Any]:
     """The record of a drafter with weights: which model, the options given, and what was found out."""
-    return {"model": spec.model, **spec.options, **facts}
+    return {**({"model": spec.model} if spec.model else {}), **spec.options, **facts}

@@ -17,8 +17,8 @@ import torch
 from specprobe.checkpoint import Checkpoint, open_checkpoint
 from specprobe.drafters.base import Adoption, refuse_unknown_options
 from specprobe.drafters.chain import ChainState, begin_chain
-from specprobe.drafters.heads import Batch, HeadDrafter, RoundCache
-from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel
+from specprobe.drafters.heads import Batch, HeadDrafter, OpenHead, RoundCache
+from specprobe.drafters.models import DraftContext, ModelSpec
 from specprobe.drafters.shared import SharedParts
 from specprobe.drafters.stack import LayerStack
 from specprobe.errors import SpecprobeError
@@ -243,7 +243,7 @@ def mtp_rules(profile: Profile, model_type: str) -> MtpRules:
 
 
 @dataclass(frozen=True)
-class OpenMtp(OpenModel):
+class OpenMtp(OpenHead):
     """Modules that were found in the target's checkpoint."""
 
     spec: ModelSpec
@@ -253,6 +253,7 @@ class OpenMtp(OpenModel):
     rules: MtpRules
     rename: Callable[[str], str]
     taps: tuple[int, ...] = (LAST,)
+    adoption = Adoption.FLAG
     notices: tuple[Notice, ...] = ()
 
     def load(self, features: Features | None) -> HeadDrafter:
@@ -260,21 +261,8 @@ class OpenMtp(OpenModel):
         assert features is not None
         target = self.context.needed_target(self.spec.name)
         self.checkpoint.fill_module(self.network, self.rename, target.device, target.model.dtype)
-        return HeadDrafter(
-            name=self.spec.name,
-            config={
-                **({"model": self.spec.model} if self.spec.model else {}),
-                "modules": len(self.network.modules_in_order),
-                "feeds_back": self.rules.feeds_back,
-            },
-            adoption=Adoption.FLAG,
-            head=self.network,
-            features=features,
-            taps=self.taps,
-            device=target.device,
-            dtype=target.model.dtype,
-            sampled=self.context.sampled,
-        )
+        facts = {"modules": len(self.network.modules_in_order), "feeds_back": self.rules.feeds_back}
+        return self.head_drafter(self.network, features, facts)
 
 
 def open_mtp(spec: ModelSpec, context: DraftContext) -> OpenMtp:

@@ -71,6 +71,11 @@ class DraftRule:
     sampled: bool
 
 
+def draft_rule(trajectory: Trajectory, sampled: bool) -> DraftRule:
+    """How drafts are drawn while a trajectory is written: at temperature 0 a sampled draft is the greedy one."""
+    return DraftRule(trajectory.temperature, sampled and trajectory.temperature > 0)
+
+
 def score_rows(
     logits: torch.Tensor, wanted: torch.Tensor, rule: DraftRule, vocabulary: DraftVocabulary | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
