@@ -10,22 +10,20 @@ import numpy as np
 
 from specprobe.acceptance import Acceptance
 from specprobe.checks import check_acceptance, check_responses
-from specprobe.drafters import DraftContext, Limits, OpenDrafter, Parsed, is_model_free, parse_drafter
+from specprobe.drafters import DraftContext, Limits, Parsed, is_model_free, parse_drafter
 from specprobe.drafting import open_all, replay_all
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.options import AnalyzeOptions, check_depth_fits
 from specprobe.profiles import Profile, outside_known_versions, resolve_profile
 from specprobe.progress import Stages
-from specprobe.responses import Sources, context_limit, get_responses
+from specprobe.responses import Sources, context_limit, get_responses, open_origin
 from specprobe.run import ResponseLengths, Run
 from specprobe.trajectories import TrajectorySet
 from specprobe.workload import Workload, read_workload
 
 if TYPE_CHECKING:
     from specprobe.store import TrajectoryStore
-    from specprobe.target import Target
-    from specprobe.tokens import Tokenizer
 
 DEFAULT_DRAFTERS = ("ngram", "suffix")
 
@@ -35,39 +33,41 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
     profile = resolve_profile(options.engine)
     drafters = _drafters(options, profile)
     workload = read_workload(options.prompts, **asdict(options.read))
-    opened: list[OpenDrafter] = []
-    contexts: list[DraftContext] = []
-
-    def open_drafters(target: Target | None, tokenizer: Tokenizer | None, temperatures: tuple[float, ...]) -> None:
-        """Whatever does not fit is refused before hours go into responses."""
-        sampled = "sampled" in options.draft_samplings
-        contexts.append(DraftContext(target, tokenizer, options.load, profile, options.depth, sampled, temperatures))
-        opened.extend(open_all(drafters, contexts[0]))
-
     model_free = all(is_model_free(drafter) for drafter in drafters)
-    sources = get_responses(options, workload, stages, store, model_free=model_free, before=open_drafters)
-    max_model_len = context_limit(options, sources.target)
+    origin = open_origin(options, workload.prompts, stages, model_free=model_free)
+    max_model_len = context_limit(options, origin.target)
     if max_model_len is not None:
         check_depth_fits(options.depth, max_model_len)
-    limits = Limits(max_model_len, sources.tokenizer.eos_ids if sources.tokenizer else ())
+    context = DraftContext(
+        target=origin.target,
+        tokenizer=origin.tokenizer,
+        options=options.load,
+        profile=profile,
+        depth=options.depth,
+        sampled="sampled" in options.draft_samplings,
+        temperatures=origin.temperatures,
+    )
+    # What does not fit is refused before hours go into responses.
+    opened = open_all(drafters, context)
+    sources = get_responses(origin, options, workload, stages, store)
     results, drafter_notices = replay_all(
         opened,
         [found.trajectories for found in sources.sets],
-        contexts[0],
+        context,
         options.draft_samplings,
-        limits,
+        Limits(max_model_len, origin.tokenizer.eos_ids if origin.tokenizer else ()),
         stages,
     )
     return Run(
         workload=_workload_record(options, workload, sources),
-        target=asdict(sources.target.record) if sources.target else None,
+        target=asdict(origin.target.record) if origin.target else None,
         engine_profile=profile.name,
         settings=_settings_record(options, sources, max_model_len),
         responses=tuple(
-            _lengths(trajectories, temperature, sources.mode)
-            for trajectories, temperature in zip(sources.sets, sources.temperatures, strict=True)
+            _lengths(trajectories, temperature, origin.mode)
+            for trajectories, temperature in zip(sources.sets, origin.temperatures, strict=True)
         ),
-        results=tuple(sorted(results, key=lambda r: (sources.temperatures.index(r.temperature), r.adoption))),
+        results=tuple(sorted(results, key=lambda r: (origin.temperatures.index(r.temperature), r.adoption))),
         notices=(*_all_notices(options, profile, workload, sources, results), *drafter_notices),
     )
 
@@ -126,21 +126,21 @@ def _workload_record(options: AnalyzeOptions, workload: Workload, sources: Sourc
 def _settings_record(options: AnalyzeOptions, sources: Sources, max_model_len: int | None) -> dict[str, Any]:
     """What has to be the same for two runs to be comparable, beside workload, target and engine rules."""
     generation = {}
-    if sources.mode == "generated":
+    if sources.origin.mode == "generated":
         generation = {
             "max_new_tokens": options.max_new_tokens,
             "batch_size": options.batch_size,
             "seed": options.seed,
         }
     return {
-        "responses": sources.mode,
+        "responses": sources.origin.mode,
         "depth": options.depth,
         "drafters": list(_drafter_specs(options, resolve_profile(options.engine))),
-        "temperatures": list(sources.temperatures),
+        "temperatures": list(sources.origin.temperatures),
         "engine": options.engine,
         "draft_samplings": list(options.draft_samplings),
         "max_model_len": max_model_len,
-        "tokenizer": asdict(sources.tokenizer.record) if sources.tokenizer else None,
+        "tokenizer": asdict(sources.origin.tokenizer.record) if sources.origin.tokenizer else None,
         "first_turn": options.read.first_turn,
         "dedupe": options.read.dedupe,
         "max_prompts": options.read.max_prompts,

@@ -23,87 +23,94 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
-    """Trajectories by temperature, and who they come from."""
+class Origin:
+    """Who the responses come from, known before there are any: the log, or a target that writes them now."""
 
-    temperatures: tuple[float, ...]
-    sets: tuple[TrajectorySet, ...]
     mode: Literal["generated", "logged"]
+    temperatures: tuple[float, ...]
     target: Target | None
     tokenizer: Tokenizer | None
+    notices: tuple[Notice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Trajectories by temperature, and who they come from; `notices` hold the origin's, too."""
+
+    origin: Origin
+    sets: tuple[TrajectorySet, ...]
     mismatch: Mapping[str, Any] | None = None
     notices: tuple[Notice, ...] = ()
 
 
-Before = Callable[["Target | None", "Tokenizer | None", tuple[float, ...]], None]
-"""Called with target, tokenizer and temperatures when they are known and there are no responses yet."""
-
-
-def get_responses(
-    options: AnalyzeOptions,
-    workload: Workload,
-    stages: Stages,
-    store: TrajectoryStore | None,
-    *,
-    model_free: bool,
-    before: Before,
-) -> Sources:
-    """The responses to replay; raises SpecprobeError where there is none.
+def open_origin(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages, *, model_free: bool) -> Origin:
+    """Decide where responses come from and load the model or tokenizer that this takes.
 
     `model_free`: whether all drafters draft from the text alone; then an answered log needs no target.
     """
-    mode = options.responses
-    answers_unused = False
-    if mode == "auto":
-        answers_unused = not model_free and all(prompt.has_answer for prompt in workload.prompts)
-        all_logged = model_free and all(prompt.has_answer for prompt in workload.prompts)
-        mode = "logged" if all_logged else "generate"
-        if mode == "generate" and options.tokenizer is not None:
-            raise SpecprobeError(
-                "--tokenizer: is for logged text, and here responses are generated; use --responses logged"
+    if options.responses == "auto" and all(prompt.has_answer for prompt in prompts):
+        if not model_free:
+            unused = Notice(
+                "answers_not_used",
+                "every prompt has a logged answer, but a drafter with a model was named, so the target's own responses "
+                "were generated and replayed; --responses logged replays the answers",
             )
-        if all_logged and len(options.temperatures or ()) > 1:
+            return _writing_origin(options, stages, unused)
+        if len(options.temperatures or ()) > 1:
             raise SpecprobeError(ONE_TEMPERATURE)
+        return _logged_origin(options, prompts, stages, model_free=model_free)
+    if options.responses == "logged":
+        return _logged_origin(options, prompts, stages, model_free=model_free)
+    return _writing_origin(options, stages)
+
+
+def get_responses(
+    origin: Origin, options: AnalyzeOptions, workload: Workload, stages: Stages, store: TrajectoryStore | None
+) -> Sources:
+    """The responses to replay; raises SpecprobeError where there is none."""
+    logged = origin.mode == "logged"
     sources = (
-        _logged(options, workload.prompts, stages, before, model_free=model_free)
-        if mode == "logged"
-        else _generated(options, workload, stages, store, before)
+        _logged(origin, options, workload, stages) if logged else _generated(origin, options, workload, stages, store)
     )
-    if answers_unused:
-        notice = Notice(
-            "answers_not_used",
-            "every prompt has a logged answer, but a drafter with a model was named, so the target's own responses "
-            "were generated and replayed; --responses logged replays the answers",
-        )
-        sources = replace(sources, notices=(*sources.notices, notice))
     for trajectories in sources.sets:
         if not trajectories.trajectories:
             reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(trajectories.skipped.items())) or "none given"
-            remedy = "use --responses generate" if mode == "logged" else "check the prompts against the model's context"
+            remedy = "use --responses generate" if logged else "check the prompts against the model's context"
             raise SpecprobeError(f"no response to replay (skipped: {reasons}); {remedy}")
     return sources
 
 
-def _logged(
-    options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages, before: Before, *, model_free: bool
-) -> Sources:
-    """The log's own answers; a named target also judges whether it could have written them."""
+def _writing_origin(options: AnalyzeOptions, stages: Stages, *notices: Notice) -> Origin:
+    if options.tokenizer is not None:
+        raise SpecprobeError(
+            "--tokenizer: is for logged text, and here responses are generated; use --responses logged"
+        )
+    target = _load_target(options, stages)
+    temperatures = (0.0,) if options.temperatures is None else options.temperatures
+    return Origin("generated", temperatures, target, target.tokenizer, notices)
+
+
+def _logged_origin(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages, *, model_free: bool) -> Origin:
     if not any(prompt.has_answer for prompt in prompts):
         raise SpecprobeError(f"none of {len(prompts)} prompts has a logged answer; use --responses generate")
     temperature, notices = _logged_temperature(options, prompts)
+    if options.target is None and temperature > 0 and "sampled" in options.draft_samplings and not model_free:
+        raise SpecprobeError(
+            "--draft-sampling sampled: needs the target's probability of the logged tokens; name it with --target"
+        )
     target = _load_target(options, stages) if options.target is not None else None
     tokenizer = target.tokenizer if target else None
     holds_text = any(p.token_ids is None or p.answer_token_ids is None for p in prompts if p.has_answer)
-    if holds_text or (options.tokenizer is not None and not model_free):
-        if options.tokenizer is not None or tokenizer is None:
-            from specprobe.tokens import load_tokenizer
+    # A draft model's vocabulary is held against the one named, also where rows hold ids.
+    if tokenizer is None and (holds_text or (options.tokenizer is not None and not model_free)):
+        from specprobe.tokens import load_tokenizer
 
-            tokenizer = load_tokenizer(
-                options.tokenizer,
-                template_kwargs=options.template_kwargs,
-                trust_remote_code=options.load.trust_remote_code,
-            )
-        if options.tokenizer is None and target is None:
+        tokenizer = load_tokenizer(
+            options.tokenizer,
+            template_kwargs=options.template_kwargs,
+            trust_remote_code=options.load.trust_remote_code,
+        )
+        if options.tokenizer is None:
             notices.append(
                 Notice(
                     "tokenizer_not_named",
@@ -111,40 +118,41 @@ def _logged(
                     "tokens accept differently: name the one that wrote the log with --tokenizer or --target",
                 )
             )
-    if target is None and temperature > 0 and "sampled" in options.draft_samplings and not model_free:
-        raise SpecprobeError(
-            "--draft-sampling sampled: needs the target's probability of the logged tokens; name it with --target"
-        )
-    before(target, tokenizer, (temperature,))
-    found = logged_trajectories(
-        prompts, tokenizer, temperature=temperature, max_model_len=context_limit(options, target)
-    )
-    mismatch = None
-    if target is not None and found.trajectories:
-        _check_vocabulary((ids for t in found.trajectories for ids in (t.prompt_ids, t.output_ids)), target)
-        from specprobe.mismatch import measure_mismatch
+    return Origin("logged", (temperature,), target, tokenizer, tuple(notices))
 
-        stages.say(f"scoring {len(found.trajectories)} logged answers with {target.record.name}")
-        scores = target.score(found.trajectories, temperature=temperature)
-        scored = tuple(replace(t, log_probs=s.log_probs) for t, s in zip(found.trajectories, scores, strict=True))
-        found = replace(found, trajectories=scored)
-        measured = measure_mismatch(scores, temperature)
-        if measured is not None:
-            mismatch = asdict(measured)
-            notices += measured.notices()
-    return Sources((temperature,), (found,), "logged", target, tokenizer, mismatch, tuple(notices))
+
+def _logged(origin: Origin, options: AnalyzeOptions, workload: Workload, stages: Stages) -> Sources:
+    """The log's own answers; a named target also judges whether it could have written them."""
+    target, (temperature,) = origin.target, origin.temperatures
+    found = logged_trajectories(
+        workload.prompts, origin.tokenizer, temperature=temperature, max_model_len=context_limit(options, target)
+    )
+    if target is None or not found.trajectories:
+        return Sources(origin, (found,), notices=origin.notices)
+    _check_vocabulary((ids for t in found.trajectories for ids in (t.prompt_ids, t.output_ids)), target)
+    from specprobe.mismatch import measure_mismatch
+
+    stages.say(f"scoring {len(found.trajectories)} logged answers with {target.record.name}")
+    scores = target.score(found.trajectories, temperature=temperature)
+    scored = tuple(replace(t, log_probs=s.log_probs) for t, s in zip(found.trajectories, scores, strict=True))
+    measured = measure_mismatch(scores, temperature)
+    return Sources(
+        origin,
+        (replace(found, trajectories=scored),),
+        asdict(measured) if measured else None,
+        (*origin.notices, *(measured.notices() if measured else ())),
+    )
 
 
 def _generated(
-    options: AnalyzeOptions, workload: Workload, stages: Stages, store: TrajectoryStore | None, before: Before
+    origin: Origin, options: AnalyzeOptions, workload: Workload, stages: Stages, store: TrajectoryStore | None
 ) -> Sources:
     """Responses that the target writes, one set for each temperature."""
-    target = _load_target(options, stages)
-    temperatures = (0.0,) if options.temperatures is None else options.temperatures
-    before(target, target.tokenizer, temperatures)
+    target = origin.target
+    assert target is not None
     _check_vocabulary((token_ids(p.token_ids) for p in workload.prompts if p.token_ids is not None), target)
     sets = []
-    for temperature in temperatures:
+    for temperature in origin.temperatures:
         with stages.track(f"generating at temperature {temperature:g}", 1.0) as advance:
             found = generated_trajectories(
                 workload.prompts,
@@ -160,7 +168,7 @@ def _generated(
         if found.reused:
             stages.say(f"{found.reused} responses at temperature {temperature:g} were there already")
         sets.append(found)
-    return Sources(temperatures, tuple(sets), "generated", target, target.tokenizer)
+    return Sources(origin, tuple(sets), notices=origin.notices)
 
 
 def _logged_temperature(options: AnalyzeOptions, prompts: Sequence[Prompt]) -> tuple[float, list[Notice]]:
