@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specprobe.acceptance import Acceptance, DraftSampling
-from specprobe.drafters import DraftContext, Limits, OpenDrafter, Parsed, open_drafter
+from specprobe.drafters import DraftContext, HybridSpec, Limits, ModelSpec, OpenDrafter, Parsed, open_drafter
+from specprobe.drafters.remembered import OpenRemembered
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice, inert
 from specprobe.progress import Advance, Stages
@@ -22,8 +23,19 @@ if TYPE_CHECKING:
 
 
 def open_all(parsed: Sequence[Parsed], context: DraftContext) -> list[OpenDrafter]:
-    """Every drafter, checked against the target. Raises SpecprobeError for the first that does not fit."""
-    return [open_drafter(drafter, context) for drafter in parsed]
+    """Every drafter, checked against the target. Raises SpecprobeError for the first that does not fit.
+
+    One that is named by itself and as half of a hybrid is opened once, and will draft once.
+    """
+    halves = [drafter.second for drafter in parsed if isinstance(drafter, HybridSpec)]
+    shared = [half for number, half in enumerate(halves) if half in parsed or half in halves[:number]]
+    opened = [(half, OpenRemembered(open_drafter(half, context))) for half in shared if isinstance(half, ModelSpec)]
+
+    def open_one(drafter: Parsed) -> OpenDrafter:
+        found = next((remembered for half, remembered in opened if half == drafter), None)
+        return found or open_drafter(drafter, context, open_one)
+
+    return [open_one(drafter) for drafter in parsed]
 
 
 def replay_all(

@@ -540,3 +540,17 @@ def test_a_file_in_the_way_of_scratch_is_one_line(tmp_path, monkeypatch):
     states_folder().write_text("x")
     with pytest.raises(SpecprobeError, match="in the way"), scratch_folder():
         pass
+
+
+def test_a_model_by_itself_and_in_a_hybrid_drafts_once(capsys, models, monkeypatch):
+    from specprobe.drafters import draft as module
+
+    alone = json.loads(analyze(capsys, models, *drafters("suffix", f"draft:{models.draft}"), "--json")[1])
+    hybrid = json.loads(analyze(capsys, models, *drafters(f"hybrid:suffix+draft:{models.draft}"), "--json")[1])
+    loads = []
+    load = module.load_causal_lm
+    monkeypatch.setattr(module, "load_causal_lm", lambda *arguments: loads.append(1) or load(*arguments))
+    both = drafters(f"draft:{models.draft}", f"hybrid:suffix+draft:{models.draft}")
+    together = json.loads(analyze(capsys, models, *both, "--json")[1])
+    assert len(loads) == 1
+    assert together["results"] == [alone["results"][1], hybrid["results"][0]]

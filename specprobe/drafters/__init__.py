@@ -109,12 +109,18 @@ def is_model_free(drafter: Parsed) -> bool:
     return not isinstance(drafter, ModelSpec)
 
 
-def open_drafter(parsed: Parsed, context: DraftContext) -> OpenDrafter:
-    """Find and check what the drafter needs, without loading weights. Raises SpecprobeError for what does not fit."""
+def open_drafter(
+    parsed: Parsed, context: DraftContext, open_half: Callable[[Parsed], OpenDrafter] | None = None
+) -> OpenDrafter:
+    """Find and check what the drafter needs, without loading weights. Raises SpecprobeError for what does not fit.
+
+    `open_half` opens the second half of a hybrid, by default as any other.
+    """
     if isinstance(parsed, HybridSpec):
         from specprobe.drafters.hybrid import OpenHybrid
 
-        return OpenHybrid(parsed.name, ModelFree(parsed.first), open_drafter(parsed.second, context))
+        second = open_half(parsed.second) if open_half else open_drafter(parsed.second, context)
+        return OpenHybrid(parsed.name, ModelFree(parsed.first), second)
     if isinstance(parsed, ModelSpec):
         module, function = WITH_MODEL[parsed.name]
         opened: OpenDrafter = getattr(import_module(f"{__name__}.{module}"), function)(parsed, context)
