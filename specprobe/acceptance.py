@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specprobe.entropy import EntropyQuartile
+
 Counts = NDArray[np.int32] | NDArray[np.float64]
 Count = int | float
-DraftSampling = Literal["greedy", "sampled"]
 
 
 def drafter_label(drafter: str, config: Mapping[str, Any], draft_sampling: str = "greedy") -> str:
@@ -27,6 +28,17 @@ def drafter_label(drafter: str, config: Mapping[str, Any], draft_sampling: str =
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Expectation:
+    """Estimates of lower variance beside the counts, float64 [P, K, K] as those (see `specprobe.expectation`).
+
+    `at_risk_at`: sum of r_s S_{s,i-1}, inside the text; `accepted_at`: A_i, what these could be expected to accept.
+    """
+
+    at_risk_at: NDArray[np.float64]
+    accepted_at: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Acceptance:
     """What one drafter did on one set of trajectories, prompt by prompt, at every depth 1..K.
 
@@ -35,6 +47,10 @@ class Acceptance:
     `drafted_at`, `at_risk_at`, `accepted_at` [P, K, K], where [p, k-1, i-1] is prompt p at depth k, position i:
     rounds whose draft had at least i tokens; of these, rounds in which positions 1..i-1 were accepted and the
     text reaches position i; of these, rounds in which position i was accepted too (vLLM's per-position count).
+
+    P counts responses; `prompts` [P] says which are to the same prompt (None: each to its own), since these are no
+    independent evidence. `expectation`: where the target's distribution is known. `by_entropy`: draft tokens at the
+    largest depth by the target's entropy there.
     """
 
     drafter: str
@@ -50,6 +66,22 @@ class Acceptance:
     accepted_at: Counts
     adoption: int = 1
     outside_share: float | None = None
+    prompts: NDArray[np.int32] | None = None
+    expectation: Expectation | None = None
+    by_entropy: tuple[EntropyQuartile, ...] | None = None
+
+    def by_prompt(self, counts: NDArray[Any]) -> NDArray[Any]:
+        """Counts [P, ...] summed over the responses to each prompt: the independent units of an interval."""
+        if self.prompts is None or not self.prompts.size:
+            return counts
+        summed = np.zeros((int(self.prompts.max()) + 1, *counts.shape[1:]), dtype=counts.dtype)
+        np.add.at(summed, self.prompts.astype(np.intp), counts)
+        return summed
+
+    @property
+    def num_prompts(self) -> int:
+        """Distinct prompts with at least one round."""
+        return int((self.by_prompt(self.rounds)[:, 0] > 0).sum()) if len(self.ids) else 0
 
     @property
     def label(self) -> str:

@@ -17,7 +17,7 @@ from specprobe.paths import state_folder, write_private
 from specprobe.profiles import resolve_profile
 from specprobe.progress import Stages
 from specprobe.recommend import Recommendation, recommend
-from specprobe.run import ResponseLengths, Run
+from specprobe.run import ResponseRecord, Run
 
 if TYPE_CHECKING:
     from specprobe.measure import CostGrid
@@ -90,7 +90,7 @@ def _check_engine(run: Run, engine: str | None) -> None:
 
 
 def _measured(
-    run: Run, options: CostOptions, concurrencies: list[int], lengths: ResponseLengths, stages: Stages
+    run: Run, options: CostOptions, concurrencies: list[int], lengths: ResponseRecord, stages: Stages
 ) -> CostTable:
     """Time the run's target here, or go on from timings that were kept."""
     from specprobe.measure import check_memory, plan_grid

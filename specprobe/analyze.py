@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -12,18 +13,21 @@ from specprobe.acceptance import Acceptance
 from specprobe.checks import check_acceptance, check_responses
 from specprobe.drafters import DraftContext, Limits, Parsed, is_model_free, parse_drafter
 from specprobe.drafting import open_all, replay_all
+from specprobe.entropy import summarize_entropy
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.options import AnalyzeOptions, check_depth_fits
 from specprobe.profiles import Profile, outside_known_versions, resolve_profile
 from specprobe.progress import Stages
-from specprobe.responses import Sources, context_limit, get_responses, open_origin
-from specprobe.run import ResponseLengths, Run
+from specprobe.replay import prompt_numbers
+from specprobe.responses import Origin, Sources, context_limit, get_responses, open_origin
+from specprobe.run import ResponseRecord, Run
 from specprobe.trajectories import TrajectorySet
 from specprobe.workload import Workload, read_workload
 
 if TYPE_CHECKING:
     from specprobe.store import TrajectoryStore
+    from specprobe.target_distribution import TargetDistribution
 
 DEFAULT_DRAFTERS = ("ngram", "suffix")
 
@@ -34,22 +38,25 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
     drafters = _drafters(options, profile)
     workload = read_workload(options.prompts, **asdict(options.read))
     model_free = all(is_model_free(drafter) for drafter in drafters)
-    origin = open_origin(options, workload.prompts, stages, model_free=model_free)
+    origin = open_origin(options, profile, workload.prompts, stages, model_free=model_free)
     max_model_len = context_limit(options, origin.target)
     if max_model_len is not None:
         check_depth_fits(options.depth, max_model_len)
+    samplings = options.draft_samplings or profile.draft_samplings
     context = DraftContext(
         target=origin.target,
         tokenizer=origin.tokenizer,
         options=options.load,
         profile=profile,
         depth=options.depth,
-        sampled="sampled" in options.draft_samplings,
+        sampled="sampled" in samplings,
+        greedy="greedy" in samplings or options.draft_samplings is None,
         temperatures=origin.temperatures,
+        distribution=_distribution(origin),
     )
     # What does not fit is refused before hours go into responses.
     opened = open_all(drafters, context)
-    sources = get_responses(origin, options, workload, stages, store)
+    sources = get_responses(origin, options, stages, store)
     results, drafter_notices = replay_all(
         opened,
         [found.trajectories for found in sources.sets],
@@ -62,9 +69,9 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
         workload=_workload_record(options, workload, sources),
         target=asdict(origin.target.record) if origin.target else None,
         engine_profile=profile.name,
-        settings=_settings_record(options, sources, max_model_len),
+        settings=_settings_record(options, profile, sources, max_model_len),
         responses=tuple(
-            _lengths(trajectories, temperature, origin.mode)
+            _responses_record(trajectories, temperature, origin.mode)
             for trajectories, temperature in zip(sources.sets, origin.temperatures, strict=True)
         ),
         results=tuple(sorted(results, key=lambda r: (origin.temperatures.index(r.temperature), r.adoption))),
@@ -72,17 +79,34 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
     )
 
 
+def _distribution(origin: Origin) -> TargetDistribution | None:
+    """p of the target, for when its text is there; None where it will not be known, or says nothing (temperature 0)."""
+    if origin.target is None or not any(origin.temperatures) or not origin.target.shows_states:
+        return None
+    from specprobe.target_distribution import TargetDistribution
+
+    return TargetDistribution(origin.target, origin.profile.processing)
+
+
 def _drafters(options: AnalyzeOptions, profile: Profile) -> list[Parsed]:
     drafters = [parse_drafter(spec, profile) for spec in _drafter_specs(options, profile)]
-    if "sampled" in options.draft_samplings:
-        if not profile.samples_drafts:
+    if not drafters:
+        raise SpecprobeError(
+            f"--drafter: name one; {profile.name} offers {', '.join(profile.drafters)}, "
+            f"and none of them drafts without a model ({profile.not_replayed.get('ngram', 'no prompt lookup')})"
+        )
+    for sampling in options.draft_samplings or ():
+        # At temperature 0 drafts are greedy everywhere.
+        is_warm = options.asks_log or any(options.temperatures or ())
+        if sampling not in profile.draft_samplings and (sampling == "sampled" or is_warm):
+            other = "greedily only" if sampling == "sampled" else "from its distribution whenever the target samples"
             raise SpecprobeError(
-                f"--draft-sampling: {profile.name} drafts greedily only; use greedy, or name another --engine"
+                f"--draft-sampling: {profile.name} drafts {other}; leave it out, or name another --engine"
             )
-        if all(is_model_free(drafter) for drafter in drafters) and "greedy" not in options.draft_samplings:
-            raise SpecprobeError(
-                "--draft-sampling sampled: n-gram and suffix propose tokens, not distributions; use greedy"
-            )
+    if options.draft_samplings == ("sampled",) and all(is_model_free(drafter) for drafter in drafters):
+        raise SpecprobeError(
+            "--draft-sampling sampled: n-gram and suffix propose tokens, not distributions; use greedy"
+        )
     for number, drafter in enumerate(drafters):
         if drafter in drafters[:number]:
             raise SpecprobeError(f"--drafter: {drafter.name} is named twice with the same settings")
@@ -93,37 +117,53 @@ def _drafter_specs(options: AnalyzeOptions, profile: Profile) -> tuple[str, ...]
     return options.drafters or tuple(name for name in DEFAULT_DRAFTERS if name in profile.drafters)
 
 
-def _lengths(found: TrajectorySet, temperature: float, source: str) -> ResponseLengths:
-    return ResponseLengths(
+def _responses_record(found: TrajectorySet, temperature: float, source: str) -> ResponseRecord:
+    works = found.trajectories
+    groups = tuple(trajectory.group for trajectory in works)
+    return ResponseRecord(
         temperature=temperature,
         source=source,
-        ids=tuple(trajectory.id for trajectory in found.trajectories),
-        prompt_tokens=np.array([trajectory.prompt_ids.size for trajectory in found.trajectories], dtype=np.int32),
-        output_tokens=np.array([trajectory.output_ids.size for trajectory in found.trajectories], dtype=np.int32),
+        ids=tuple(trajectory.id for trajectory in works),
+        prompt_tokens=np.array([trajectory.prompt_ids.size for trajectory in works], dtype=np.int32),
+        output_tokens=np.array([trajectory.output_ids.size for trajectory in works], dtype=np.int32),
+        prompts=prompt_numbers(works),
+        samples=np.array([trajectory.sample for trajectory in works], dtype=np.int32),
+        groups=groups if any(groups) else None,
+        entropy=summarize_entropy([t.entropy for t in works if t.entropy is not None]),
     )
 
 
 def _workload_record(options: AnalyzeOptions, workload: Workload, sources: Sources) -> dict[str, Any]:
-    skipped = dict(workload.skipped)
-    for reason, count in sources.sets[0].skipped.items():
-        skipped[reason] = skipped.get(reason, 0) + count
+    """What was read, and what became of it: of every temperature's requests where the log says them."""
+    sets = sources.sets if options.asks_log else sources.sets[:1]
+    skipped = Counter(workload.skipped)
+    for found in sets:
+        skipped.update(found.skipped)
+    if sources.origin.requests.refused:
+        skipped["engine_refuses"] += sources.origin.requests.refused
     return {
         "sources": list(options.prompts),
         "format": workload.format,
         "columns": workload.columns,
         "rows": workload.rows,
-        "prompts": len(sources.sets[0].trajectories),
-        "skipped": skipped,
+        "prompts": sum(trajectory.sample == 0 for found in sets for trajectory in found.trajectories),
+        "skipped": dict(skipped),
         "duplicates": workload.duplicates,
         "distinct": workload.distinct,
-        "inexact_answers": sources.sets[0].inexact,
+        "inexact_answers": sum(found.inexact for found in sets),
         "structured_outputs": workload.structured_outputs,
-        "special_token_prompts": sources.sets[0].special_token_prompts,
+        "special_token_prompts": sum(found.special_token_prompts for found in sets),
         "log_fit": sources.mismatch,
+        "temperatures": [
+            {"temperature": temperature, "prompts": count} for temperature, count in workload.temperature_counts.items()
+        ],
+        "grouped_by": options.read.group_by,
     }
 
 
-def _settings_record(options: AnalyzeOptions, sources: Sources, max_model_len: int | None) -> dict[str, Any]:
+def _settings_record(
+    options: AnalyzeOptions, profile: Profile, sources: Sources, max_model_len: int | None
+) -> dict[str, Any]:
     """What has to be the same for two runs to be comparable, beside workload, target and engine rules."""
     generation = {}
     if sources.origin.mode == "generated":
@@ -131,14 +171,23 @@ def _settings_record(options: AnalyzeOptions, sources: Sources, max_model_len: i
             "max_new_tokens": options.max_new_tokens,
             "batch_size": options.batch_size,
             "seed": options.seed,
+            "samples": options.samples,
         }
     return {
         "responses": sources.origin.mode,
         "depth": options.depth,
-        "drafters": list(_drafter_specs(options, resolve_profile(options.engine))),
+        "drafters": list(_drafter_specs(options, profile)),
         "temperatures": list(sources.origin.temperatures),
+        "temperatures_from_log": options.asks_log,
+        "processors": asdict(options.processors),
+        "processing_order": list(profile.processing.order),
         "engine": options.engine,
-        "draft_samplings": list(options.draft_samplings),
+        "draft_samplings": list(options.draft_samplings or profile.draft_samplings),
+        "draft_rules": {
+            "greedy": "p(draft)" if profile.greedy_drafts else None,
+            "sampled": profile.sampled_drafts,
+            "lossy_not_replayed": list(profile.lossy),
+        },
         "max_model_len": max_model_len,
         "tokenizer": asdict(sources.origin.tokenizer.record) if sources.origin.tokenizer else None,
         "first_turn": options.read.first_turn,
@@ -176,6 +225,16 @@ def _all_notices(
                 "replayed and may differ: compare with that engine's own counters",
             )
         )
+    if any(sources.origin.temperatures):
+        notices += [Notice("engine_caveat", f"{profile.name}: {caveat}") for caveat in profile.caveats]
+        if profile.own_truncation and not options.processors.truncates:
+            notices.append(
+                Notice(
+                    "engine_truncates",
+                    f"{profile.name} cuts to {profile.own_truncation} where a request does not say; here nothing was "
+                    "cut, so give these settings if you serve with them",
+                )
+            )
     for found in sources.sets:
         notices += [*found.notices, *check_responses(found.trajectories)]
     for result in results:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -135,8 +135,27 @@ def analyze(
     ] = defaults.DEPTH,
     temperature: Annotated[
         str | None,
-        typer.Option("--temperature", help="One or more, such as 0,0.7. Default: 0; of a log, what its rows say."),
+        typer.Option(
+            "--temperature",
+            help="One or more, such as 0,0.7; or log: each row's own, with its other sampling settings. Default: 0; of "
+            "logged answers, what their rows say.",
+        ),
     ] = None,
+    top_p: Annotated[float, typer.Option("--top-p", help="Sample from the likeliest tokens of this share.")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Sample from so many of the likeliest tokens; 0: all.")] = 0,
+    min_p: Annotated[
+        float, typer.Option("--min-p", help="Leave out tokens below this share of the likeliest. Not with vLLM.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option("--repetition-penalty", help="Divides logits of tokens seen before; 1: none.")
+    ] = 1.0,
+    frequency_penalty: Annotated[
+        float, typer.Option("--frequency-penalty", help="Off a logit for each time its token was written.")
+    ] = 0.0,
+    presence_penalty: Annotated[
+        float, typer.Option("--presence-penalty", help="Off a logit whose token was written.")
+    ] = 0.0,
+    samples: Annotated[int, typer.Option("--samples", help="Responses to each prompt above temperature 0.")] = 1,
     responses: Annotated[
         ResponsesChoice,
         typer.Option(
@@ -145,12 +164,21 @@ def analyze(
         ),
     ] = ResponsesChoice.auto,
     engine: Annotated[
-        str, typer.Option("--engine", help="Whose drafting rules: vllm, vllm@0.30, vllm-v1, hf, llama.cpp.")
+        str,
+        typer.Option(
+            "--engine",
+            help="Whose rules: vllm, vllm@0.30, vllm-v1, vllm-v2, sglang, tensorrt-llm, hf, llama.cpp.",
+        ),
     ] = defaults.ENGINE,
     draft_sampling: Annotated[
-        DraftSamplingChoice,
-        typer.Option("--draft-sampling", help="How models draft above temperature 0. n-gram and suffix: greedy only."),
-    ] = DraftSamplingChoice.greedy,
+        DraftSamplingChoice | None,
+        typer.Option(
+            "--draft-sampling",
+            help="How models draft above temperature 0. Default: every way that the engine offers. n-gram and suffix: "
+            "greedy only.",
+            show_default=False,
+        ),
+    ] = None,
     trust_remote_code: TrustOption = False,
     tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="Hub id or folder; for logged text.")] = None,
     dtype: DtypeOption = None,
@@ -162,6 +190,10 @@ def analyze(
     first_turn: FirstTurnOption = False,
     format_name: FormatOption = None,
     prompt_field: FieldOption = None,
+    group_by: Annotated[
+        str | None,
+        typer.Option("--group-by", help="A column of the log to break results down by. Default: the source file."),
+    ] = None,
     dedupe: Annotated[bool, typer.Option("--dedupe", help="Keep only the first of equal prompts.")] = False,
     max_prompts: Annotated[int | None, typer.Option("--max-prompts", help="Use only the first N prompts.")] = None,
     max_new_tokens: Annotated[
@@ -183,11 +215,13 @@ def analyze(
     from specprobe.causal_lm import LoadOptions
     from specprobe.documents import dump_document
     from specprobe.options import AnalyzeOptions, read_ladder
+    from specprobe.processors import Processors
     from specprobe.progress import OnStderr
-    from specprobe.run import run_document, summarize
+    from specprobe.run_document import run_document
     from specprobe.run_files import check_out, keep_run
     from specprobe.scan import ReadOptions
     from specprobe.store import TrajectoryStore
+    from specprobe.summary import summarize_run
 
     options = AnalyzeOptions(
         prompts=tuple(prompts),
@@ -195,10 +229,19 @@ def analyze(
         tokenizer=tokenizer,
         drafters=(*(drafter or ()), *(read_ladder(ladder) if ladder else ())),
         depth=depth,
-        temperatures=None if temperature is None else _numbers(temperature, "--temperature", float),
+        temperatures=_temperatures(temperature),
+        processors=Processors(
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+        ),
+        samples=samples,
         responses=responses.value,
         engine=engine,
-        draft_sampling=draft_sampling.value,
+        draft_sampling=draft_sampling.value if draft_sampling else None,
         load=LoadOptions(device, dtype, trust_remote_code),
         template_kwargs=_json_object(chat_template_kwargs, "--chat-template-kwargs"),
         max_new_tokens=max_new_tokens,
@@ -211,12 +254,13 @@ def analyze(
             first_turn=first_turn,
             dedupe=dedupe,
             max_prompts=max_prompts,
+            group_by=group_by,
         ),
     )
     if out is not None:
         check_out(out)
     run = run_analyze(options, OnStderr(), TrajectoryStore())
-    summaries = [summarize(acceptance) for acceptance in run.results]
+    summaries = summarize_run(run)
     document = dump_document(run_document(run, summaries))
     try:
         keep_run(document, out)
@@ -261,7 +305,7 @@ def recommend(
     """The verdict for a concurrency: speculate or not, with which drafter and how many draft tokens."""
     from specprobe.advise import CostOptions, advise
     from specprobe.progress import OnStderr
-    from specprobe.run import load_run
+    from specprobe.run_document import load_run
     from specprobe.run_files import last_run
 
     run = load_run(run_file or last_run())
@@ -407,6 +451,13 @@ def _warn_on_stderr(notices: Sequence[Any]) -> None:
 
     if notices:
         Console(stderr=True, highlight=False, markup=False).print(render_notices(notices))
+
+
+def _temperatures(text: str | None) -> tuple[float, ...] | Literal["log"] | None:
+    """Numbers, or the word for the log's own."""
+    if text is None or text.strip() == "log":
+        return None if text is None else "log"
+    return _numbers(text, "--temperature", float)
 
 
 def _numbers(text: str, option: str, convert: type[Number]) -> tuple[Number, ...]:

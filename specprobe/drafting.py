@@ -7,11 +7,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specprobe.acceptance import Acceptance, DraftSampling
+from specprobe.acceptance import Acceptance
 from specprobe.drafters import DraftContext, HybridSpec, Limits, ModelSpec, OpenDrafter, Parsed, open_drafter
 from specprobe.drafters.remembered import OpenRemembered
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice, inert
+from specprobe.profiles import DraftSampling, Profile
 from specprobe.progress import Advance, Stages
 from specprobe.replay import replays
 from specprobe.scratch import scratch_folder
@@ -20,6 +21,7 @@ from specprobe.trajectory import Trajectory
 if TYPE_CHECKING:
     from specprobe.features import Features
     from specprobe.target import Target
+    from specprobe.target_distribution import TargetDistribution
 
 
 def open_all(parsed: Sequence[Parsed], context: DraftContext) -> list[OpenDrafter]:
@@ -42,7 +44,7 @@ def replay_all(
     opened: list[OpenDrafter],
     sets: Sequence[Sequence[Trajectory]],
     context: DraftContext,
-    draft_samplings: Sequence[DraftSampling],
+    draft_samplings: Sequence[DraftSampling] | None,
     limits: Limits,
     stages: Stages,
 ) -> tuple[tuple[Acceptance, ...], tuple[Notice, ...]]:
@@ -50,15 +52,16 @@ def replay_all(
 
     The target runs once more over the text for those that read its states, which then wait on the disk; after that
     its layers are given up, so that each drafter has the memory to itself. `opened` is emptied as drafters are done.
+    `draft_samplings`: None for those that the engine offers.
     """
     notices = tuple(dict.fromkeys(notice for drafter in opened for notice in drafter.notices))
     taps = sorted({tap for drafter in opened for tap in drafter.taps})
     by_set: list[list[Acceptance]] = [[] for _ in sets]
     with ExitStack() as stack:
         features = None
-        if taps and context.target is not None:
+        if context.target is not None:
             folder = stack.enter_context(scratch_folder())
-            features = _capture(context.target, sets, taps, folder, stages)
+            features = _capture(context.target, context.distribution, sets, taps, folder, stages)
         if context.target is not None and any(drafter.has_model for drafter in opened):
             context.target.release_layers()
         while opened:
@@ -73,8 +76,9 @@ def replay_all(
                             drafter,
                             trajectories,
                             context.depth,
-                            _samplings(open_one, trajectories, draft_samplings),
+                            _samplings(open_one, trajectories, draft_samplings, context.profile),
                             limits=limits,
+                            distribution=context.distribution,
                             on_response=_counting(advance),
                         )
             # Gone before the next one is loaded.
@@ -98,25 +102,46 @@ def _memory_errors(name: str) -> Iterator[None]:
 
 
 def _capture(
-    target: Target, sets: Sequence[Sequence[Trajectory]], taps: Sequence[int], folder: Path, stages: Stages
-) -> Features:
-    from specprobe.features import capture_features
+    target: Target,
+    distribution: TargetDistribution | None,
+    sets: Sequence[Sequence[Trajectory]],
+    taps: Sequence[int],
+    folder: Path,
+    stages: Stages,
+) -> Features | None:
+    """One pass of the target over the text: what drafters read of it, and what its distribution follows from."""
+    from specprobe.features import LAST, capture_features
 
     works = [trajectory for trajectories in sets for trajectory in trajectories]
+    # Greedily sampled text leaves nothing to expect.
+    warm = [trajectory for trajectory in works if trajectory.temperature > 0] if distribution else []
+    read = works if taps else warm
+    if not read:
+        return None
     with (
         _memory_errors(target.record.name),
-        stages.track("reading the target's hidden states", len(works)) as advance,
+        stages.track("reading the target's hidden states", len(read)) as advance,
     ):
-        return capture_features(target, works, taps, folder, _counting(advance))
+        wanted = sorted({*taps, LAST}) if warm else taps
+        features = capture_features(target, read, wanted, folder, _counting(advance))
+    if distribution and warm:
+        distribution.features = features
+    return features
 
 
 def _samplings(
-    drafter: OpenDrafter, trajectories: Sequence[Trajectory], asked: Sequence[DraftSampling]
+    drafter: OpenDrafter,
+    trajectories: Sequence[Trajectory],
+    asked: Sequence[DraftSampling] | None,
+    profile: Profile,
 ) -> Sequence[DraftSampling]:
     """At temperature 0 a sampled draft is the greedy one, and what has no distribution cannot be sampled from."""
     if not drafter.can_sample or not trajectories or trajectories[0].temperature == 0:
         return ("greedy",)
-    return asked
+    if asked is not None:
+        return asked
+    # A log without the target's probabilities has greedy drafts only.
+    return profile.draft_samplings if trajectories[0].log_probs is not None else ("greedy",)
 
 
 def _counting(advance: Advance) -> Callable[[int], None]:

@@ -24,7 +24,7 @@ def engine_config(
 
     A schedule of several depths is passed on where the engine, at this version, takes one.
     """
-    engine = profile.engine.removesuffix("-v1")
+    engine = profile.engine.removesuffix("-v1").removesuffix("-v2")
     writer = EXPORTS.get((engine, drafter))
     if writer is None:
         return {}

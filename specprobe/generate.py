@@ -16,8 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from specprobe.defaults import BATCH_SIZE, MAX_NEW_TOKENS
+from specprobe.distribution import History, RowProcessors, entropy
 from specprobe.errors import SpecprobeError
 from specprobe.kv_cache import new_cache
+from specprobe.processors import DEFAULT_RULE, PLAIN, ProcessingRule, Processors
 from specprobe.store import Response, SettingsStore, TrajectoryStore
 from specprobe.target import Target
 from specprobe.trajectory import TokenIds, token_ids
@@ -30,26 +32,38 @@ _BATCH_TOKENS = 2**15
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the target writes. `max_model_len`: prompt and response together, in tokens; None: the model's own limit."""
+    """How the target writes. `max_model_len`: prompt and response together, in tokens; None: the model's own limit.
+
+    `rule`: in which order the engine applies what a request asks for besides the temperature.
+    """
 
     temperature: float
     seed: int = 0
     max_new_tokens: int = MAX_NEW_TOKENS
     max_model_len: int | None = None
     batch_size: int = BATCH_SIZE
+    rule: ProcessingRule = DEFAULT_RULE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One response wanted: to which prompt [P], and the how-manieth to that prompt."""
+    """One response wanted: to which prompt [P], the how-manieth to that prompt, and what the request asks for.
+
+    `max_new_tokens`: its own limit, below that of all.
+    """
 
     prompt_ids: TokenIds
     sample: int = 0
+    processors: Processors = PLAIN
+    max_new_tokens: int | None = None
 
     @property
     def key(self) -> str:
         """A hash that says nothing about the prompt."""
-        return _digest(self.prompt_ids.astype("<i4").tobytes(), str(self.sample).encode())
+        own = sorted(self.processors.changed.items())
+        own += [("max_new_tokens", self.max_new_tokens)] if self.max_new_tokens is not None else []
+        asked = [repr(own).encode()] if own else []
+        return _digest(self.prompt_ids.astype("<i4").tobytes(), str(self.sample).encode(), *asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +99,9 @@ def generate(
     A batch of which only a part is stored runs again as a whole, so that an interruption changes nothing; what is
     stored counts.
     """
-    limits = [output_limit(target, len(request.prompt_ids), sampling) for request in requests]
-    kept = store.open(_settings(target, sampling)) if store else None
+    limits = [output_limit(target, len(r.prompt_ids), sampling, r.max_new_tokens) for r in requests]
+    is_shaped = any(request.processors != PLAIN for request in requests)
+    kept = store.open(_settings(target, sampling, is_shaped=is_shaped)) if store else None
     tally = _Tally(limits, on_progress)
     responses: dict[int, Response] = {}
     for batch in plan_batches([len(r.prompt_ids) for r in requests], limits, sampling.batch_size):
@@ -96,10 +111,14 @@ def generate(
     return Generated(tuple(responses[i] for i in range(len(requests))), tally.reused, tally.changed)
 
 
-def output_limit(target: Target, prompt_tokens: int, sampling: Sampling) -> int:
-    """How many tokens a response may have after a prompt of this length: 0 or less where the prompt does not fit."""
+def output_limit(target: Target, prompt_tokens: int, sampling: Sampling, own_limit: int | None = None) -> int:
+    """How many tokens a response may have after a prompt of this length: 0 or less where the prompt does not fit.
+
+    `own_limit`: of the request.
+    """
     limits = [n for n in (target.record.max_position_embeddings, sampling.max_model_len) if n is not None]
-    return min([sampling.max_new_tokens, *(n - prompt_tokens for n in limits)])
+    own = [] if own_limit is None else [own_limit]
+    return min([sampling.max_new_tokens, *own, *(n - prompt_tokens for n in limits)])
 
 
 def plan_batches(prompt_tokens: Sequence[int], limits: Sequence[int], batch_size: int) -> list[list[int]]:
@@ -168,7 +187,11 @@ class _Tally:
 
 
 def _finish_batch(
-    target: Target, rows: Sequence[_Row], sampling: Sampling, kept: SettingsStore | None, tally: _Tally
+    target: Target,
+    rows: Sequence[_Row],
+    sampling: Sampling,
+    kept: SettingsStore | None,
+    tally: _Tally,
 ) -> list[Response]:
     keys = [row.request.key for row in rows]
     batch = _digest(*(key.encode() for key in keys))
@@ -207,21 +230,24 @@ def _steps(
 def _decode(
     target: Target, rows: Sequence[_Row], sampling: Sampling
 ) -> Iterator[tuple[int, list[tuple[int, Response]]]]:
-    forward = _Forward(target, [row.request.prompt_ids for row in rows], max(row.limit for row in rows))
+    room = max(row.limit for row in rows)
+    forward = _Forward(target, [row.request.prompt_ids for row in rows], room)
     draws = _draws(rows, sampling, target.device)  # [B, most new tokens]
+    processors = RowProcessors([row.request.processors for row in rows], sampling.rule, target.device)
     alive = list(range(len(rows)))
-    written: list[list[tuple[int, float]]] = [[] for _ in rows]
+    written: list[list[tuple[int, float, float]]] = [[] for _ in rows]
     logits = forward.prefill()
-    for step in range(max(row.limit for row in rows)):
-        tokens, log_probs = _choose(logits, sampling.temperature, draws[:, step])
+    for step in range(room):
+        history = forward.history() if processors.penalizes else None
+        tokens, facts = _choose(processors, logits, sampling.temperature, draws[:, step], history)
         # One transfer a step: float32 holds every token id exactly (they are below 2^24).
-        host = torch.stack((tokens.to(torch.float32), log_probs)).cpu().numpy()
+        host = torch.stack((tokens.to(torch.float32), *facts)).cpu().numpy()
         if np.isnan(host).any():
             raise SpecprobeError(
                 f"target {target.record.name}: its logits are not numbers in {target.record.dtype}; use --dtype float32"
             )
-        for row, token, log_p in zip(alive, host[0], host[1], strict=True):
-            written[row].append((int(token), float(log_p)))
+        for row, token, log_p, nats in zip(alive, *host, strict=True):
+            written[row].append((int(token), float(log_p), float(nats)))
         ends = {row: reason for row in alive if (reason := _end(written[row], rows[row].limit, target.eos_ids))}
         yield len(alive), [(row, _response(written[row], reason)) for row, reason in ends.items()]
         if ends:
@@ -231,6 +257,7 @@ def _decode(
             alive = [alive[i] for i in left]
             index = torch.tensor(left, device=target.device)
             forward.keep(index)
+            processors = processors.select(left)
             tokens, draws = tokens[index], draws[index]
         logits = forward.extend(tokens)
 
@@ -244,10 +271,12 @@ class _Forward:
         ids = np.stack([np.pad(ids, (width - len(ids), 0)) for ids in prompts]).astype(np.int64)
         mask = np.arange(width + room) >= (width - lengths)[:, None]
         self._model = target.model
-        self._ids = torch.from_numpy(ids).to(target.device)  # [B, width]
+        # [B, width + room], and how much of it is written.
+        self._ids = torch.from_numpy(np.pad(ids, ((0, 0), (0, room)))).to(target.device)
         self._mask = torch.from_numpy(mask.astype(np.int64)).to(target.device)  # [B, width + room]
         self._lengths = torch.from_numpy(lengths).to(target.device)  # [B], tokens seen, without padding
-        self._width = width
+        self._first = torch.from_numpy(width - lengths).to(target.device)  # [B], columns of padding
+        self._prompt_width = self._width = width
         self._cache = new_cache(target.model.config)
         self._cache_input, self._optional = target.forward_inputs()
 
@@ -255,13 +284,24 @@ class _Forward:
     def prefill(self) -> torch.Tensor:
         """Logits [B, V] after the prompts."""
         positions = (self._mask[:, : self._width].cumsum(-1) - 1).clamp(min=0)
-        return self._run(self._ids, positions)
+        return self._run(self._ids[:, : self._width], positions)
+
+    def history(self) -> History:
+        """What penalties see of each row."""
+        size = len(self._ids)
+        return History(
+            ids=self._ids[:, : self._width],
+            first=self._first,
+            prompt_end=self._first.new_full((size,), self._prompt_width),
+            end=self._first.new_full((size,), self._width),
+        )
 
     @torch.inference_mode()
     def extend(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits [B, V] after one more token [B]."""
         positions = self._lengths[:, None]
         self._lengths = self._lengths + 1
+        self._ids[:, self._width] = tokens
         self._width += 1
         return self._run(tokens[:, None], positions)
 
@@ -270,6 +310,7 @@ class _Forward:
         """Drop the rows that are not in `index`: they would cost as much as the others."""
         self._cache.batch_select_indices(index)
         self._mask, self._lengths = self._mask[index], self._lengths[index]
+        self._ids, self._first = self._ids[index], self._first[index]
 
     def _run(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         optional: dict[str, Any] = {"position_ids": positions, "logits_to_keep": 1}
@@ -280,9 +321,14 @@ class _Forward:
 
 
 @torch.inference_mode()
-def _choose(logits: torch.Tensor, temperature: float, draws: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [B] and their log p [B] from logits [B, V]: the largest, or the inverse of the CDF at draws [B]."""
-    log_p = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
+def _choose(
+    processors: RowProcessors, logits: torch.Tensor, temperature: float, draws: torch.Tensor, history: History | None
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Tokens [B] from logits [B, V]: the largest, or the inverse of the CDF at draws [B]; their log p and the entropy.
+
+    Both [B], in nats, of the distribution that is sampled from; at temperature 0 of that at temperature 1.
+    """
+    log_p = torch.log_softmax(processors.process(logits, temperature, history), dim=-1)
     if temperature == 0:
         tokens = log_p.argmax(-1)
     else:
@@ -290,7 +336,7 @@ def _choose(logits: torch.Tensor, temperature: float, draws: torch.Tensor) -> tu
         # The first token whose cumulated probability exceeds the draw: never one of probability 0.
         point = draws[:, None] * cumulated[:, -1:]
         tokens = torch.searchsorted(cumulated, point, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
-    return tokens, log_p.gather(-1, tokens[:, None])[:, 0]
+    return tokens, (log_p.gather(-1, tokens[:, None])[:, 0], entropy(log_p))
 
 
 def _draws(rows: Sequence[_Row], sampling: Sampling, device: torch.device) -> torch.Tensor:
@@ -310,21 +356,29 @@ def uniforms(request: Request, sampling: Sampling, count: int) -> NDArray[np.flo
     return np.random.Generator(np.random.Philox(key=key)).random(count)
 
 
-def _end(written: Sequence[tuple[int, float]], limit: int, eos_ids: Sequence[int]) -> Literal["stop", "length"] | None:
+def _end(
+    written: Sequence[tuple[int, float, float]], limit: int, eos_ids: Sequence[int]
+) -> Literal["stop", "length"] | None:
     if written[-1][0] in eos_ids:
         return "stop"
     return "length" if len(written) >= limit else None
 
 
-def _response(written: Sequence[tuple[int, float]], reason: Literal["stop", "length"]) -> Response:
-    log_probs = np.array([log_p for _, log_p in written], dtype=np.float32)
-    log_probs.flags.writeable = False
-    return Response(token_ids([token for token, _ in written]), log_probs, reason)
+def _response(written: Sequence[tuple[int, float, float]], reason: Literal["stop", "length"]) -> Response:
+    tokens, log_probs, nats = zip(*written, strict=True)
+    return Response(token_ids(tokens), _floats(log_probs), _floats(nats), reason)
 
 
-def _settings(target: Target, sampling: Sampling) -> dict[str, Any]:
-    """Everything besides the prompts' tokens that changes what is written."""
+def _floats(values: Sequence[float]) -> NDArray[np.float32]:
+    array = np.array(values, dtype=np.float32)
+    array.flags.writeable = False
+    return array
+
+
+def _settings(target: Target, sampling: Sampling, *, is_shaped: bool) -> dict[str, Any]:
+    """Everything besides the requests that changes what is written; `is_shaped`: the engine's order of processors."""
     record = target.record
+    rule = {"order": list(sampling.rule.order), "penalty_window": sampling.rule.penalty_window}
     return {
         "weights": record.fingerprint,
         "dtype": record.dtype,
@@ -337,6 +391,7 @@ def _settings(target: Target, sampling: Sampling) -> dict[str, Any]:
         "max_model_len": sampling.max_model_len,
         "batch_size": sampling.batch_size,
         "batch_tokens": _BATCH_TOKENS,
+        **(rule if is_shaped else {}),
     }
 
 

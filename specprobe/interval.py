@@ -37,6 +37,8 @@ Floats = NDArray[np.float64]
 Statistic = Callable[[Floats], Floats]
 Scale = Literal["log", "linear"]
 
+# Of every interval that is reported.
+LEVEL = 0.9
 # Below it the callers say "too few prompts": a variance from fewer clusters is itself too uncertain.
 MIN_PROMPTS = 16
 RESAMPLES = 2000

@@ -10,9 +10,8 @@ import numpy as np
 
 from specprobe.acceptance import Acceptance
 from specprobe.drafters.base import ADOPTION_WORDS, Adoption
-from specprobe.interval import MIN_PROMPTS, Interval, ratio_intervals
+from specprobe.interval import LEVEL, MIN_PROMPTS, Interval, ratio_intervals
 
-LEVEL = 0.9
 # What a step must bring to be worth a model to load or a head to train: as for a verdict, a twentieth.
 WORTHWHILE_STEP = 1.05
 # A drafter that is wrong 19 times out of 20 at its first position is seldom weak and usually broken: another target,
@@ -101,7 +100,8 @@ def _rounds(acceptance: Acceptance, depth: int) -> np.ndarray[Any, np.dtype[np.f
 
 def _step(before: tuple[Acceptance, int], after: tuple[Acceptance, int], seed: int) -> Interval | None:
     """Rounds that were needed before over rounds that are needed now."""
-    numerators, denominators = _rounds(*before)[:, None], _rounds(*after)[:, None]
+    numerators = before[0].by_prompt(_rounds(*before)[:, None])
+    denominators = after[0].by_prompt(_rounds(*after)[:, None])
     (interval,) = ratio_intervals(numerators, denominators, level=LEVEL, seed=seed, scale="log")
     return interval
 
@@ -118,5 +118,5 @@ def _standing(
         return "open"
     if step.high < WORTHWHILE_STEP:
         return "no better"
-    enough_prompts = int((acceptance.rounds[:, 0] > 0).sum()) >= MIN_PROMPTS
+    enough_prompts = acceptance.num_prompts >= MIN_PROMPTS
     return "better" if step.low > 1 and step.point >= WORTHWHILE_STEP and enough_prompts else "open"

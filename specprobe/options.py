@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specprobe import defaults
-from specprobe.acceptance import DraftSampling
 from specprobe.causal_lm import LoadOptions
 from specprobe.errors import SpecprobeError
+from specprobe.processors import PLAIN, Processors
+from specprobe.profiles import DraftSampling
 from specprobe.scan import ReadOptions
 
 MAX_DEPTH = 64
@@ -19,6 +20,8 @@ ONE_TEMPERATURE = (
     "--temperature: logged answers were sampled at one temperature; give that one, or --responses generate"
 )
 Responses = Literal["auto", "generate", "logged"]
+FromLog = Literal["log"]
+FROM_LOG: FromLog = "log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,10 @@ class AnalyzeOptions:
     """Everything that decides what `analyze` does; refused where it makes no sense, before any work is done.
 
     `target`: a Hub id or folder, None for the embedded one. `temperatures`: None for 0 where responses are
-    generated, and for what the log says where they are logged. `tokenizer`: for logged text, None for the target's.
+    generated, and for what the log says where they are logged; FROM_LOG for each row's own, with its other sampling
+    settings. `processors`: what else requests ask for, where the log is not asked or does not say. `samples`:
+    responses to each prompt above temperature 0. `draft_sampling`: None for what the engine offers. `tokenizer`: for
+    logged text, None for the target's.
     """
 
     prompts: tuple[str, ...]
@@ -34,10 +40,12 @@ class AnalyzeOptions:
     tokenizer: str | None = None
     drafters: tuple[str, ...] = ()
     depth: int = defaults.DEPTH
-    temperatures: tuple[float, ...] | None = None
+    temperatures: tuple[float, ...] | FromLog | None = None
+    processors: Processors = PLAIN
+    samples: int = 1
     responses: Responses = "auto"
     engine: str = defaults.ENGINE
-    draft_sampling: Literal["greedy", "sampled", "both"] = "greedy"
+    draft_sampling: Literal["greedy", "sampled", "both"] | None = None
     load: LoadOptions = field(default_factory=LoadOptions)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     max_new_tokens: int = defaults.MAX_NEW_TOKENS
@@ -50,7 +58,11 @@ class AnalyzeOptions:
         if not 1 <= self.depth <= MAX_DEPTH:
             raise SpecprobeError(f"--depth {self.depth}: must be from 1 to {MAX_DEPTH}")
         self._check_temperatures()
-        for name, value in (("max-new-tokens", self.max_new_tokens), ("batch-size", self.batch_size)):
+        for name, value in (
+            ("max-new-tokens", self.max_new_tokens),
+            ("batch-size", self.batch_size),
+            ("samples", self.samples),
+        ):
             if value < 1:
                 raise SpecprobeError(f"--{name} {value}: must be at least 1")
         if self.seed < 0:
@@ -68,12 +80,19 @@ class AnalyzeOptions:
             raise SpecprobeError("--tokenizer: the target brings its own; leave --tokenizer or --target out")
 
     @property
-    def draft_samplings(self) -> tuple[DraftSampling, ...]:
-        """The ways of drafting asked for."""
+    def asks_log(self) -> bool:
+        """Whether each row's own settings apply."""
+        return self.temperatures == FROM_LOG
+
+    @property
+    def draft_samplings(self) -> tuple[DraftSampling, ...] | None:
+        """The ways of drafting asked for; None: those that the engine offers."""
+        if self.draft_sampling is None:
+            return None
         return ("greedy", "sampled") if self.draft_sampling == "both" else (self.draft_sampling,)
 
     def _check_temperatures(self) -> None:
-        if self.temperatures is None:
+        if self.temperatures is None or self.temperatures == FROM_LOG:
             return
         if not self.temperatures:
             raise SpecprobeError("--temperature: name at least one")

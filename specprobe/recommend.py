@@ -11,12 +11,12 @@ from specprobe.cost import CostTable
 from specprobe.drafters import MODEL_FREE
 from specprobe.errors import SpecprobeError
 from specprobe.export import Schedule, engine_config
+from specprobe.interval import LEVEL
 from specprobe.notices import Notice, inert
 from specprobe.profiles import resolve_profile
-from specprobe.run import ResponseLengths, Run
+from specprobe.run import ResponseRecord, Run
 from specprobe.speedup import (
     DEPTH_TOLERANCE,
-    LEVEL,
     Option,
     Speedup,
     best_depth,
@@ -164,7 +164,7 @@ def _verdict(
     acceptances: Sequence[Acceptance],
     schedules: Sequence[Schedule],
     cost: CostTable,
-    lengths: ResponseLengths,
+    lengths: ResponseRecord,
     concurrency: int,
 ) -> Verdict:
     options = [option for acceptance in acceptances for option in depth_options(acceptance, lengths, cost, concurrency)]
@@ -208,7 +208,7 @@ def decide(speedup: float, low: float | None, high: float | None, *, enough_prom
     return "close"
 
 
-def _depth_by_batch(acceptance: Acceptance, lengths: ResponseLengths, cost: CostTable) -> list[int]:
+def _depth_by_batch(acceptance: Acceptance, lengths: ResponseRecord, cost: CostTable) -> list[int]:
     """The drafter's depth for batches 1, 2, ... that the cost table covers; 0 where nothing is faster."""
     surface, sums = cost.at_context(lengths.mean_context), summed_counts(acceptance).sum(axis=0)
     depths = []
@@ -236,7 +236,7 @@ def _crossover(depths_by_batch: Sequence[Sequence[int]]) -> int | None:
 
 
 def _notices(
-    acceptances: Sequence[Acceptance], lengths: ResponseLengths, cost: CostTable, concurrencies: Sequence[int]
+    acceptances: Sequence[Acceptance], lengths: ResponseRecord, cost: CostTable, concurrencies: Sequence[int]
 ) -> tuple[Notice, ...]:
     notices = []
     depth = max(acceptance.depth for acceptance in acceptances)

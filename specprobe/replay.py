@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain, groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from specprobe.acceptance import Acceptance, DraftSampling
+from specprobe.acceptance import Acceptance, Expectation
 from specprobe.drafters.base import Drafter, Limits, Proposals
+from specprobe.entropy import (
+    entropy_edges,
+    entropy_quartiles,
+    expected_token_weights,
+    quartile_counts,
+    token_weights,
+)
 from specprobe.errors import SpecprobeError
+from specprobe.expectation import expect_greedy, expect_sampled
+from specprobe.profiles import DraftSampling
 from specprobe.rounds import expect_all_depths, walk_all_depths
 from specprobe.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from specprobe.target_distribution import ResponseDistribution, TargetDistribution
+
+Floats = NDArray[np.float64]
 
 
 def replay(
@@ -38,16 +55,25 @@ def replays(
     draft_samplings: Sequence[DraftSampling],
     *,
     limits: Limits | None = None,
+    distribution: TargetDistribution | None = None,
     on_response: Callable[[int], None] | None = None,
 ) -> list[Acceptance]:
-    """`replay` for several ways of drafting, which share the drafter's work."""
-    tallies = [_Tally(len(trajectories), depth, sampling) for sampling in draft_samplings]
+    """`replay` for several ways of drafting, which share the drafter's work.
+
+    `distribution`: p of the target while it wrote; with it, estimates of lower variance stand beside the counts.
+    Several responses to one prompt are replayed as so many days of the same traffic: what requests share (a suffix
+    tree) begins anew with each.
+    """
+    edges = entropy_edges([t.entropy for t in trajectories if t.entropy is not None])
+    tallies = [_Tally(len(trajectories), depth, sampling, edges) for sampling in draft_samplings]
     outside: list[float] = []
-    for p, (trajectory, proposals) in enumerate(
-        zip(trajectories, drafter.proposals(trajectories, depth, limits or Limits()), strict=True)
-    ):
+    drafts = chain.from_iterable(
+        drafter.proposals(list(day), depth, limits or Limits()) for _, day in groupby(trajectories, lambda t: t.sample)
+    )
+    for p, (trajectory, proposals) in enumerate(zip(trajectories, drafts, strict=True)):
+        known = distribution.of(trajectory) if distribution else None
         for tally in tallies:
-            tally.add(p, trajectory, proposals)
+            tally.add(p, trajectory, proposals, known)
         if proposals.outside is not None:
             outside.append(proposals.outside)
         if on_response is not None:
@@ -68,28 +94,67 @@ def replays(
             accepted_at=tally.accepted_at,
             adoption=int(drafter.adoption),
             outside_share=sum(outside) / max(1, int(np.maximum(output_tokens - 1, 0).sum())) if outside else None,
+            prompts=prompt_numbers(trajectories),
+            expectation=tally.expectation,
+            by_entropy=None if edges is None else entropy_quartiles(edges, *tally.by_entropy),
         )
         for tally in tallies
     ]
 
 
+def prompt_numbers(trajectories: Sequence[Trajectory]) -> NDArray[np.int32]:
+    """[P] int32: which responses are to one and the same prompt, by number in order of appearance."""
+    numbers: dict[bytes, int] = {}
+    return np.array([numbers.setdefault(t.prompt_ids.tobytes(), len(numbers)) for t in trajectories], dtype=np.int32)
+
+
 class _Tally:
     """Counts by prompt and depth: integers for one-hot drafts, expectations for sampled ones."""
 
-    def __init__(self, num_prompts: int, depth: int, draft_sampling: DraftSampling) -> None:
+    def __init__(self, num_prompts: int, depth: int, draft_sampling: DraftSampling, edges: Floats | None) -> None:
         kind = np.int32 if draft_sampling == "greedy" else np.float64
         self.draft_sampling = draft_sampling
         self.rounds = np.zeros((num_prompts, depth), dtype=kind)
         self.drafted_at, self.at_risk_at, self.accepted_at = (
             np.zeros((num_prompts, depth, depth), dtype=kind) for _ in range(3)
         )
+        self.by_entropy = np.zeros((2, 4))
+        self._edges = edges
+        self._expected = np.zeros((2, num_prompts, depth, depth))
+        self._is_expected = np.zeros(num_prompts, dtype=bool)
 
-    def add(self, p: int, trajectory: Trajectory, proposals: Proposals) -> None:
+    @property
+    def expectation(self) -> Expectation | None:
+        """Known for all responses or for none."""
+        return Expectation(*self._expected) if self._is_expected.size and self._is_expected.all() else None
+
+    def add(
+        self, p: int, trajectory: Trajectory, proposals: Proposals, known: ResponseDistribution | None = None
+    ) -> None:
         counts = self.rounds[p], self.drafted_at[p], self.at_risk_at[p], self.accepted_at[p]
         if self.draft_sampling == "greedy":
             num_known = trajectory.output_ids.size + trajectory.tail_ids.size
             walk_all_depths(proposals.drafted, proposals.accepted, num_known, *counts)
+            if known is not None and proposals.missed is not None:
+                expect_greedy(trajectory, proposals, known, *self._expected[:, p])
+                self._is_expected[p] = True
         elif proposals.survival is None:
             raise SpecprobeError("--draft-sampling sampled: this drafter proposes tokens, not distributions")
         else:
             expect_all_depths(proposals.drafted, proposals.survival, *counts)
+            if proposals.overlap is not None:
+                expect_sampled(proposals, *self._expected[:, p])
+                self._is_expected[p] = True
+        if self._edges is not None and trajectory.entropy is not None:
+            self._add_entropy(trajectory.entropy, proposals)
+
+    def _add_entropy(self, entropy: NDArray[np.float32], proposals: Proposals) -> None:
+        """At the largest depth."""
+        depth, num_output = proposals.drafted.shape
+        weights = np.zeros((2, num_output))
+        if self.draft_sampling == "greedy":
+            token_weights(proposals.drafted, proposals.accepted, depth, *weights)
+        elif proposals.survival is not None:
+            expected_token_weights(proposals.drafted, proposals.survival[-1], depth, *weights)
+        assert self._edges is not None
+        self.by_entropy += quartile_counts(entropy, self._edges, *weights)

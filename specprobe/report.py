@@ -20,8 +20,11 @@ from specprobe.interval import MIN_PROMPTS
 from specprobe.ladder import Rung
 from specprobe.notices import Notice, inert
 from specprobe.recommend import Recommendation, Verdict
-from specprobe.run import ResultSummary, Run, ladders
+from specprobe.run import ResponseRecord, Run, ladders
 from specprobe.speedup import Option
+from specprobe.summary import ResultSummary
+from specprobe.temperature import temperature_curves
+from specprobe.temperature_report import entropy_line, render_concentration, render_groups, render_temperatures
 from specprobe.units import (
     format_bar,
     format_count,
@@ -50,10 +53,38 @@ def render_run(run: Run, summaries: Sequence[ResultSummary]) -> RenderableType:
         # Two flags side by side need no steps between them.
         if len(rungs) > 2 or len({rung.adoption for rung in rungs}) > 1:
             parts += [_ladder(temperature, rungs), Text()]
+    if curves := temperature_curves(run.results):
+        parts += [render_temperatures(curves), Text()]
+    for summary in _best_by_temperature(summaries):
+        parts += [*_who_gains(summary), Text()]
     parts.append(_in_one_sentence(summaries))
     if run.notices:
         parts += [Text(), render_notices(run.notices)]
     return Group(*parts)
+
+
+def _best_by_temperature(summaries: Sequence[ResultSummary]) -> list[ResultSummary]:
+    """The result with most tokens per round at each temperature."""
+    best: dict[float, ResultSummary] = {}
+    for summary in summaries:
+        held = best.setdefault(summary.acceptance.temperature, summary)
+        if _most_tokens(summary) > _most_tokens(held):
+            best[summary.acceptance.temperature] = summary
+    return list(best.values())
+
+
+def _most_tokens(summary: ResultSummary) -> float:
+    return max(totals.tokens_per_round or 1.0 for totals in summary.totals)
+
+
+def _who_gains(summary: ResultSummary) -> list[RenderableType]:
+    """Which groups and requests the gain comes from."""
+    acceptance = summary.acceptance
+    title = Text.assemble(
+        ("who gains", "bold"), f": {inert(acceptance.label, 60)}, temperature {acceptance.temperature:g}"
+    )
+    groups = [Padding(render_groups(summary.groups), (0, 2))] if summary.groups else []
+    return [title, Padding(render_concentration(summary.concentration), (0, 2)), *groups]
 
 
 def render_notices(notices: Sequence[Notice]) -> RenderableType:
@@ -84,7 +115,7 @@ def _what_was_measured(run: Run) -> RenderableType:
             "responses",
             Text(
                 f"{format_plural(len(lengths.ids), 'response')}, {format_count(total)} tokens, {lengths.source} "
-                f"at temperature {lengths.temperature:g}"
+                f"at temperature {lengths.temperature:g}{_entropy(lengths)}"
             ),
         )
     if run.target is not None:
@@ -93,6 +124,10 @@ def _what_was_measured(run: Run) -> RenderableType:
         grid.add_row("target", Text(inert(str(record["name"]), 200) + (f" ({', '.join(details)})" if details else "")))
     grid.add_row("engine rules", Text(run.engine_profile))
     return grid
+
+
+def _entropy(lengths: ResponseRecord) -> str:
+    return f"; the target's entropy is {lengths.entropy.mean:.2f} nats a token" if lengths.entropy else ""
 
 
 def _result(summary: ResultSummary) -> RenderableType:
@@ -113,6 +148,7 @@ def _result(summary: ResultSummary) -> RenderableType:
         Padding(_positions(summary), (0, 2)),
         Padding(_depths(summary), (0, 2)),
         Padding(_curve(summary), (0, 2)),
+        *([Padding(entropy_line(acceptance.by_entropy), (0, 2))] if acceptance.by_entropy else []),
     )
 
 

@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from specprobe.asked import Group, Groups, groups_at, groups_of_log
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice, inert
-from specprobe.options import ONE_TEMPERATURE, AnalyzeOptions
+from specprobe.options import FROM_LOG, ONE_TEMPERATURE, AnalyzeOptions
+from specprobe.profiles import Profile
 from specprobe.progress import Advance, Stages
 from specprobe.prompt import Prompt
 from specprobe.trajectories import TrajectorySet, generated_trajectories, logged_trajectories
 from specprobe.trajectory import TokenIds, token_ids
-from specprobe.workload import Workload
 
 if TYPE_CHECKING:
     from specprobe.generate import Progress
+    from specprobe.mismatch import Mismatch
     from specprobe.store import TrajectoryStore
     from specprobe.target import Target
     from specprobe.tokens import Tokenizer
@@ -24,13 +26,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who the responses come from, known before there are any: the log, or a target that writes them now."""
+    """Who the responses come from, known before there are any: the log, or a target that writes them now.
+
+    `requests`: what is asked, by temperature.
+    """
 
     mode: Literal["generated", "logged"]
-    temperatures: tuple[float, ...]
+    requests: Groups
     target: Target | None
     tokenizer: Tokenizer | None
+    profile: Profile
     notices: tuple[Notice, ...] = ()
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """In the order of the results."""
+        return tuple(group.temperature for group in self.requests.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +54,15 @@ class Sources:
     notices: tuple[Notice, ...] = ()
 
 
-def open_origin(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages, *, model_free: bool) -> Origin:
+def open_origin(
+    options: AnalyzeOptions, profile: Profile, prompts: Sequence[Prompt], stages: Stages, *, model_free: bool
+) -> Origin:
     """Decide where responses come from and load the model or tokenizer that this takes.
 
     `model_free`: whether all drafters draft from the text alone; then an answered log needs no target.
     """
+    if obstacle := profile.processing.obstacle(options.processors):
+        raise SpecprobeError(f"--{obstacle.replace('_', '-', 1)}; leave it out, or name another --engine")
     if options.responses == "auto" and all(prompt.has_answer for prompt in prompts):
         if not model_free:
             unused = Notice(
@@ -55,23 +70,24 @@ def open_origin(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stag
                 "every prompt has a logged answer, but a drafter with a model was named, so the target's own responses "
                 "were generated and replayed; --responses logged replays the answers",
             )
-            return _writing_origin(options, stages, unused)
-        if len(options.temperatures or ()) > 1:
+            return _writing_origin(options, profile, prompts, stages, unused)
+        if not options.asks_log and len(options.temperatures or ()) > 1:
             raise SpecprobeError(ONE_TEMPERATURE)
-        return _logged_origin(options, prompts, stages, model_free=model_free)
+        return _logged_origin(options, profile, prompts, stages, model_free=model_free)
     if options.responses == "logged":
-        return _logged_origin(options, prompts, stages, model_free=model_free)
-    return _writing_origin(options, stages)
+        return _logged_origin(options, profile, prompts, stages, model_free=model_free)
+    return _writing_origin(options, profile, prompts, stages)
 
 
 def get_responses(
-    origin: Origin, options: AnalyzeOptions, workload: Workload, stages: Stages, store: TrajectoryStore | None
+    origin: Origin,
+    options: AnalyzeOptions,
+    stages: Stages,
+    store: TrajectoryStore | None,
 ) -> Sources:
-    """The responses to replay; raises SpecprobeError where there is none."""
+    """The responses to replay, one set for each temperature; raises SpecprobeError where there is none."""
     logged = origin.mode == "logged"
-    sources = (
-        _logged(origin, options, workload, stages) if logged else _generated(origin, options, workload, stages, store)
-    )
+    sources = _logged(origin, options, stages) if logged else _generated(origin, options, stages, store)
     for trajectories in sources.sets:
         if not trajectories.trajectories:
             reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(trajectories.skipped.items())) or "none given"
@@ -80,21 +96,36 @@ def get_responses(
     return sources
 
 
-def _writing_origin(options: AnalyzeOptions, stages: Stages, *notices: Notice) -> Origin:
+def _writing_origin(
+    options: AnalyzeOptions, profile: Profile, prompts: Sequence[Prompt], stages: Stages, *notices: Notice
+) -> Origin:
     if options.tokenizer is not None:
         raise SpecprobeError(
             "--tokenizer: is for logged text, and here responses are generated; use --responses logged"
         )
+    if options.temperatures == FROM_LOG:
+        requests = groups_of_log(prompts, options.processors, profile.processing)
+    else:
+        requests = groups_at(prompts, options.temperatures or (0.0,), options.processors)
     target = _load_target(options, stages)
-    temperatures = (0.0,) if options.temperatures is None else options.temperatures
-    return Origin("generated", temperatures, target, target.tokenizer, notices)
+    return Origin("generated", requests, target, target.tokenizer, profile, (*notices, *requests.notices))
 
 
-def _logged_origin(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: Stages, *, model_free: bool) -> Origin:
+def _logged_origin(
+    options: AnalyzeOptions, profile: Profile, prompts: Sequence[Prompt], stages: Stages, *, model_free: bool
+) -> Origin:
     if not any(prompt.has_answer for prompt in prompts):
         raise SpecprobeError(f"none of {len(prompts)} prompts has a logged answer; use --responses generate")
-    temperature, notices = _logged_temperature(options, prompts)
-    if options.target is None and temperature > 0 and "sampled" in options.draft_samplings and not model_free:
+    notices: list[Notice] = []
+    if options.temperatures == FROM_LOG:
+        answered = [prompt for prompt in prompts if prompt.has_answer]
+        requests = groups_of_log(answered, options.processors, profile.processing)
+    else:
+        temperature, notices = _logged_temperature(options, prompts)
+        requests = groups_at(prompts, (temperature,), options.processors)
+    notices += requests.notices
+    warm = any(group.temperature > 0 for group in requests.groups)
+    if options.target is None and warm and "sampled" in (options.draft_samplings or ()) and not model_free:
         raise SpecprobeError(
             "--draft-sampling sampled: needs the target's probability of the logged tokens; name it with --target"
         )
@@ -118,46 +149,69 @@ def _logged_origin(options: AnalyzeOptions, prompts: Sequence[Prompt], stages: S
                     "tokens accept differently: name the one that wrote the log with --tokenizer or --target",
                 )
             )
-    return Origin("logged", (temperature,), target, tokenizer, tuple(notices))
+    return Origin("logged", requests, target, tokenizer, profile, tuple(notices))
 
 
-def _logged(origin: Origin, options: AnalyzeOptions, workload: Workload, stages: Stages) -> Sources:
+def _logged(origin: Origin, options: AnalyzeOptions, stages: Stages) -> Sources:
     """The log's own answers; a named target also judges whether it could have written them."""
-    target, (temperature,) = origin.target, origin.temperatures
-    found = logged_trajectories(
-        workload.prompts, origin.tokenizer, temperature=temperature, max_model_len=context_limit(options, target)
-    )
-    if target is None or not found.trajectories:
-        return Sources(origin, (found,), notices=origin.notices)
+    sets, mismatches = [], []
+    notices = list(origin.notices)
+    for group in origin.requests.groups:
+        found = logged_trajectories(
+            group.prompts,
+            origin.tokenizer,
+            temperature=group.temperature,
+            asked=group.asked,
+            max_model_len=context_limit(options, origin.target),
+        )
+        if origin.target is not None and found.trajectories:
+            found, measured = _scored(found, group, origin.target, origin.profile, stages)
+            if measured:
+                mismatches.append(asdict(measured))
+                notices += measured.notices()
+        sets.append(found)
+    # One temperature is what a log usually has.
+    mismatch = mismatches[0] if len(mismatches) == 1 else {"by_temperature": mismatches} if mismatches else None
+    return Sources(origin, tuple(sets), mismatch, tuple(notices))
+
+
+def _scored(
+    found: TrajectorySet, group: Group, target: Target, profile: Profile, stages: Stages
+) -> tuple[TrajectorySet, Mismatch | None]:
+    """Logged answers with the target's probabilities, and whether it could have written them."""
     _check_vocabulary((ids for t in found.trajectories for ids in (t.prompt_ids, t.output_ids)), target)
     from specprobe.mismatch import measure_mismatch
 
     stages.say(f"scoring {len(found.trajectories)} logged answers with {target.record.name}")
-    scores = target.score(found.trajectories, temperature=temperature)
-    scored = tuple(replace(t, log_probs=s.log_probs) for t, s in zip(found.trajectories, scores, strict=True))
-    measured = measure_mismatch(scores, temperature)
-    return Sources(
-        origin,
-        (replace(found, trajectories=scored),),
-        asdict(measured) if measured else None,
-        (*origin.notices, *(measured.notices() if measured else ())),
+    scores = target.score(found.trajectories, profile.processing)
+    scored = tuple(
+        replace(t, log_probs=s.log_probs, entropy=s.entropy) for t, s in zip(found.trajectories, scores, strict=True)
     )
+    return replace(found, trajectories=scored), measure_mismatch(scores, group.temperature)
 
 
 def _generated(
-    origin: Origin, options: AnalyzeOptions, workload: Workload, stages: Stages, store: TrajectoryStore | None
+    origin: Origin,
+    options: AnalyzeOptions,
+    stages: Stages,
+    store: TrajectoryStore | None,
 ) -> Sources:
     """Responses that the target writes, one set for each temperature."""
     target = origin.target
     assert target is not None
-    _check_vocabulary((token_ids(p.token_ids) for p in workload.prompts if p.token_ids is not None), target)
+    given = {id(p): p for group in origin.requests.groups for p in group.prompts}.values()
+    _check_vocabulary((token_ids(p.token_ids) for p in given if p.token_ids is not None), target)
     sets = []
-    for temperature in origin.temperatures:
+    for group in origin.requests.groups:
+        temperature = group.temperature
         with stages.track(f"generating at temperature {temperature:g}", 1.0) as advance:
             found = generated_trajectories(
-                workload.prompts,
+                group.prompts,
                 target,
                 temperature=temperature,
+                asked=group.asked,
+                samples=options.samples,
+                rule=origin.profile.processing,
                 seed=options.seed,
                 max_new_tokens=options.max_new_tokens,
                 max_model_len=options.max_model_len,
@@ -177,13 +231,14 @@ def _logged_temperature(options: AnalyzeOptions, prompts: Sequence[Prompt]) -> t
     all_say = all("temperature" in prompt.settings for prompt in prompts if prompt.has_answer)
     if options.temperatures is None and len(said) == 1 and all_say:
         return float(said.pop()), []
+    assert options.temperatures != FROM_LOG
     temperature = options.temperatures[0] if options.temperatures else 0.0
     if not said - {temperature}:
         return temperature, []
     notice = Notice(
         "other_temperature",
         f"rows of the log say temperature {', '.join(f'{value:g}' for value in sorted(said))}, the result says "
-        f"{temperature:g}: analyze each temperature by itself and name it with --temperature",
+        f"{temperature:g}: --temperature log replays each row at its own",
     )
     return temperature, [notice]
 

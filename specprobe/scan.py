@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 from specprobe.containers import Contents, Skip, hub_rows, plain_name, read_rows
 from specprobe.errors import SpecprobeError
 from specprobe.formats import FORMATS, TEXT_COLUMNS, ExportError, parse, parse_as, parse_field
+from specprobe.formats.chat import WRAPPERS
 from specprobe.formats.conversation import Completion, Conversation, Parsed, Request, Requests, TokenRow, requests
 from specprobe.formats.request import has_structured_output, has_unreadable_tools
 from specprobe.notices import Notice, inert
@@ -25,6 +27,12 @@ MANY_SKIPPED = 0.1
 
 ID_KEYS = ("id", "custom_id", "question_id", "task_id", "instance_id", "conversation_id", "prompt_id", "uuid")
 
+LABEL_LENGTH = 80
+"""Characters of a label that are kept: enough to tell groups apart, and a column of prose makes no endless names."""
+
+ABSENT: Any = object()
+"""Stands for the value of a column that a row does not have."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
@@ -32,7 +40,7 @@ class ReadOptions:
 
     `format` forces one of FORMATS on every row, `prompt_field` names the column of the prompt. `first_turn` takes
     the first user turn of each row instead of one prompt for each logged answer. `dedupe` keeps the first of equal
-    prompts. `max_prompts` stops reading early.
+    prompts. `max_prompts` stops reading early. `group_by` names the column that labels prompts; see `find_column`.
     """
 
     format: str | None = None
@@ -40,12 +48,15 @@ class ReadOptions:
     first_turn: bool = False
     dedupe: bool = False
     max_prompts: int | None = None
+    group_by: str | None = None
 
     def __post_init__(self) -> None:
         if self.format is not None and self.format not in FORMATS:
             raise SpecprobeError(f"--format {inert(self.format)}: unknown; choose one of {', '.join(FORMATS)}")
         if self.max_prompts is not None and self.max_prompts < 1:
             raise SpecprobeError(f"--max-prompts {self.max_prompts}: must be at least 1")
+        if self.group_by is not None and not self.group_by.strip():
+            raise SpecprobeError("--group-by: is empty; name a column, or leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +100,17 @@ def only_or_mixed(names: Mapping[str, int]) -> str | None:
 
 @dataclass(slots=True)
 class RowPrompts:
-    """The prompts to use of one row. Rows are handed on whole, since prompts of a row mostly extend one another."""
+    """The prompts to use of one row, and the label of their group.
+
+    Rows are handed on whole, since prompts of a row mostly extend one another.
+    """
 
     source: str
     line: int
     row: Any
     parsed: Parsed
     requests: list[Request]
+    group: str | None = None
 
     def ids(self) -> list[str | int]:
         """The row's own id, `id#n` where the row gives several prompts, `file:line` where it has none."""
@@ -126,6 +141,8 @@ class Tally:
     structured_outputs: int = 0
     unreadable_tools: int = 0
     keys_seen: tuple[str, ...] = ()
+    keys_ungrouped: tuple[str, ...] = ()
+    has_group_column: bool = False
     notices: list[Notice] = field(default_factory=list)
     error: str | None = None
 
@@ -139,6 +156,7 @@ class Tally:
     def fail(self, message: str) -> None:
         """Nothing of this source may be used; what was counted before is withdrawn, since half a file misleads."""
         self.first_turns = self.answers = self.prompts = 0
+        self.has_group_column = False
         self.error = message
 
     def freeze(self) -> FileSummary:
@@ -272,7 +290,7 @@ def _scan_contents(path: str, contents: Contents, options: ReadOptions, tally: T
             found = value
         else:
             if not tally.keys_seen and type(value) is dict:
-                tally.keys_seen = tuple(str(key) for key in list(value)[:KEYS_SHOWN])
+                tally.keys_seen = _first_keys(value)
             name, found = _parse(value, options)
         if type(found) is Parsed:
             offered = requests(found)
@@ -280,7 +298,7 @@ def _scan_contents(path: str, contents: Contents, options: ReadOptions, tally: T
             _count(tally, line, offered)
             if uses:
                 _count_uses(tally, name, uses, found)
-                yield RowPrompts(path, line, value, found, uses)
+                yield RowPrompts(path, line, value, found, uses, _group(tally, value, options.group_by))
             else:
                 tally.rows_without_prompt += 1
         elif type(found) is Skip:
@@ -321,6 +339,22 @@ def _count_uses(tally: Tally, name: str, uses: list[Request], found: Parsed) -> 
         tally.unreadable_tools += 1
 
 
+def _group(tally: Tally, row: Any, column: str | None) -> str | None:
+    if column is None:
+        return None
+    value = find_column(row, column)
+    if value is not ABSENT:
+        tally.has_group_column = True
+        return label(value)
+    if not tally.keys_ungrouped and type(row) is dict:
+        tally.keys_ungrouped = _first_keys(row)
+    return None
+
+
+def _first_keys(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(key) for key in list(row)[:KEYS_SHOWN])
+
+
 def own_id(row: Any) -> str | int | None:
     """The id that a row brings along: the first of ID_KEYS that holds a number or a text."""
     if type(row) is dict:
@@ -330,6 +364,39 @@ def own_id(row: Any) -> str | int | None:
                 if type(value) is int or (type(value) is str and value and not value.isspace()):
                     return value
     return None
+
+
+def find_column(row: Any, name: str) -> Any:
+    """What a row holds under the key `name`, else under it as a dotted path, else in a request one level down.
+
+    ABSENT where there is none of these. A key that is there counts, whatever its value.
+    """
+    if type(row) is not dict:
+        return ABSENT
+    scopes = (row, *(row[key] for key in WRAPPERS if type(row.get(key)) is dict))
+    return next((value for scope in scopes if (value := _at_path(scope, name)) is not ABSENT), ABSENT)
+
+
+def _at_path(scope: Mapping[str, Any], path: str) -> Any:
+    if path in scope:
+        return scope[path]
+    outer, _, inner = path.partition(".")
+    nested = scope.get(outer)
+    return _at_path(nested, inner) if type(nested) is dict else ABSENT
+
+
+def label(value: Any) -> str | None:
+    """The name of a group: a text, a number or a boolean, alone or in a list of one; None for all else.
+
+    It is what the log says, only stripped and cut: neither escaped nor interpreted.
+    """
+    if type(value) is list and len(value) == 1:
+        value = value[0]
+    if type(value) is float:
+        text = f"{value:g}" if math.isfinite(value) else ""
+    else:
+        text = str(value).strip() if type(value) in (str, int, bool) else ""
+    return text[:LABEL_LENGTH] or None
 
 
 def measures(prompts: RowPrompts) -> Iterator[tuple[int, int]]:

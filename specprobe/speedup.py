@@ -25,10 +25,9 @@ from scipy.special import ndtri
 from specprobe.acceptance import Acceptance, drafter_label
 from specprobe.cost import CostSurface, CostTable
 from specprobe.drafters import MODEL_FREE
-from specprobe.interval import MIN_PROMPTS, bootstrap_t_columns
-from specprobe.run import ResponseLengths
+from specprobe.interval import LEVEL, MIN_PROMPTS, bootstrap_t_columns
+from specprobe.run import ResponseRecord
 
-LEVEL = 0.9
 # Between depths that differ by less, the shallower one wins: it wastes less when the load or the traffic changes.
 DEPTH_TOLERANCE = 0.01
 # The middles of 1,000 equally likely slices of a normal distribution.
@@ -88,19 +87,23 @@ class Option:
 
 
 def depth_options(
-    acceptance: Acceptance, lengths: ResponseLengths, cost: CostTable, concurrency: int, *, seed: int = 0
+    acceptance: Acceptance, lengths: ResponseRecord, cost: CostTable, concurrency: int, *, seed: int = 0
 ) -> list[Option]:
     """Every depth of one drafter."""
     speedup = Speedup(acceptance, cost.at_context(lengths.mean_context), concurrency, drafter_seconds(acceptance, cost))
     counts = summed_counts(acceptance)  # [P, K, 2 + K]
     sums = counts.sum(axis=0)
     intervals = bootstrap_t_columns(
-        counts, speedup, level=LEVEL, seed=seed, extra_log_variance=speedup.cost_log_variance(sums)
+        acceptance.by_prompt(counts),
+        speedup,
+        level=LEVEL,
+        seed=seed,
+        extra_log_variance=speedup.cost_log_variance(sums),
     )
     points, round_seconds = speedup(sums), speedup.round_seconds(sums)
     mean_output = float(np.maximum(lengths.output_tokens - 1, 0).mean())
     prefill_seconds = float(lengths.prompt_tokens.mean()) * cost.prefill_token_seconds
-    enough_prompts = int((acceptance.rounds[:, 0] > 0).sum()) >= MIN_PROMPTS
+    enough_prompts = acceptance.num_prompts >= MIN_PROMPTS
     options = []
     for row, interval in enumerate(intervals):
         emitted, rounds, *drafted_at = sums[row].tolist()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from specprobe.paths import PRIVATE_FILE, file_errors, trajectories_folder, write_private
 from specprobe.trajectory import TokenIds, token_ids
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _CHECKSUM_DIGITS = 16
 
 
@@ -30,11 +30,13 @@ class Response:
     """What the target wrote for one request.
 
     `output_ids` [N] int32, the end token included where it stopped by itself; `log_probs` [N] float32: log p of
-    each of them as sampled (at temperature 0: under the softmax at temperature 1).
+    each of them as sampled (at temperature 0: under the softmax at temperature 1); `entropy` [N] float32: of the
+    distribution that each came from, in nats (at temperature 0 likewise).
     """
 
     output_ids: TokenIds
     log_probs: NDArray[np.float32]
+    entropy: NDArray[np.float32]
     finish_reason: Literal["stop", "length"]
 
 
@@ -125,16 +127,30 @@ def _to_record(request: str, response: Response) -> dict[str, Any]:
     return {
         "request": request,
         "output_ids": response.output_ids.tolist(),
-        # The bits of the float32 values, so that what is read back is what was computed.
-        "log_probs": response.log_probs.astype("<f4").tobytes().hex(),
+        "log_probs": _to_hex(response.log_probs),
+        "entropy": _to_hex(response.entropy),
         "finish_reason": response.finish_reason,
     }
 
 
 def _from_record(record: Mapping[str, Any]) -> Response:
-    log_probs = np.frombuffer(bytes.fromhex(record["log_probs"]), dtype="<f4").astype(np.float32)
-    log_probs.flags.writeable = False
-    return Response(token_ids(record["output_ids"]), log_probs, record["finish_reason"])
+    return Response(
+        token_ids(record["output_ids"]),
+        _from_hex(record["log_probs"]),
+        _from_hex(record["entropy"]),
+        record["finish_reason"],
+    )
+
+
+def _to_hex(values: NDArray[np.float32]) -> str:
+    """The bits of the float32 values, so that what is read back is what was computed."""
+    return values.astype("<f4").tobytes().hex()
+
+
+def _from_hex(text: str) -> NDArray[np.float32]:
+    values = np.frombuffer(bytes.fromhex(text), dtype="<f4").astype(np.float32)
+    values.flags.writeable = False
+    return values
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

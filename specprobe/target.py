@@ -23,6 +23,7 @@ from specprobe.causal_lm import (
 )
 from specprobe.embedded import EMBEDDED_NAME, HUB_NAME, embedded_folder, is_embedded, missing_error
 from specprobe.errors import SpecprobeError, UnreachableError
+from specprobe.processors import DEFAULT_RULE, ProcessingRule
 from specprobe.quiet import quick_imports, quiet_transformers
 from specprobe.tokens import Tokenizer, TokenizerRecord, as_ids, load_tokenizer
 from specprobe.trajectory import Trajectory
@@ -66,7 +67,8 @@ class Score:
     """What the target gives to each token [N] of a response, teacher-forced.
 
     `log_probs`: log p of the token, and `entropy`: of the distribution it would have been drawn from, in nats, both
-    at the temperature asked for (at 0: at temperature 1). `is_argmax`: whether greedy decoding would have chosen it.
+    at the trajectory's temperature and under its processors (at 0: at temperature 1). `is_argmax`: whether greedy
+    decoding would have chosen it.
     """
 
     log_probs: NDArray[np.float32]
@@ -120,6 +122,17 @@ class Target:
             "drafters that read its hidden states do not work with it"
         )
 
+    @property
+    def shows_states(self) -> bool:
+        """Whether what its head reads can be watched, and is all that its logits come from."""
+        bent = ("final_logit_softcapping", "logit_scale", "logits_scaling", "mup_width_multiplier")
+        if any(getattr(self.text_config, name, None) not in (None, 1, 1.0) for name in bent):
+            return False
+        try:
+            return self.final_norm is not None and self.model.get_output_embeddings() is not None
+        except SpecprobeError:
+            return False
+
     def release_layers(self) -> None:
         """Give the memory of the layers back; embeddings, final norm and head, which drafters share, stay."""
         import torch
@@ -146,14 +159,14 @@ class Target:
             f"target {self.record.name}: {self.record.architecture} keeps no keys and values; use one with attention"
         )
 
-    def score(self, trajectories: Sequence[Trajectory], *, temperature: float) -> list[Score]:
-        """Each response under this model: whether it could have written it. Order is that of `trajectories`."""
+    def score(self, trajectories: Sequence[Trajectory], rule: ProcessingRule = DEFAULT_RULE) -> list[Score]:
+        """Each response under this model, as its request asks: could it have written it? In the order given."""
         import torch
 
         scores: dict[int, Score] = {}
         with torch.inference_mode():
             for batch in self._score_batches(trajectories):
-                scores |= zip(batch, self._score_batch([trajectories[i] for i in batch], temperature), strict=True)
+                scores |= zip(batch, self._score_batch([trajectories[i] for i in batch], rule), strict=True)
         return [scores[i] for i in range(len(trajectories))]
 
     def _score_batches(self, trajectories: Sequence[Trajectory]) -> Iterator[list[int]]:
@@ -172,7 +185,7 @@ class Target:
         if batch:
             yield batch
 
-    def _score_batch(self, trajectories: Sequence[Trajectory], temperature: float) -> Iterator[Score]:
+    def _score_batch(self, trajectories: Sequence[Trajectory], rule: ProcessingRule) -> Iterator[Score]:
         import torch
 
         rows = [np.concatenate([t.prompt_ids, t.output_ids]) for t in trajectories]
@@ -183,8 +196,7 @@ class Target:
         for row, trajectory in enumerate(trajectories):
             start = len(trajectory.prompt_ids) - 1 - first
             stop = start + len(trajectory.output_ids)
-            chosen = inputs[row, first + start + 1 : first + stop + 1]
-            yield _score(logits[row, start:stop], chosen, temperature)
+            yield _score(logits[row, start:stop], trajectory, rule)
 
 
 def load_target(
@@ -269,16 +281,18 @@ def _logits_size(trajectories: Sequence[Trajectory], vocab_size: int) -> int:
     return len(trajectories) * (last - first + 1) * vocab_size
 
 
-def _score(logits: torch.Tensor, chosen: torch.Tensor, temperature: float) -> Score:
-    """`logits` [N, V] in the model's precision, `chosen` [N]."""
+def _score(logits: torch.Tensor, trajectory: Trajectory, rule: ProcessingRule) -> Score:
+    """From logits [N, V] in the model's precision."""
     import torch
 
-    scaled = logits.to(torch.float32) / (temperature or 1.0)
-    log_p = torch.log_softmax(scaled, dim=-1)
-    # p log p tends to 0 where p is 0; log p is -inf there.
-    entropy = -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(-1)
+    from specprobe.distribution import entropy, processed_logits
+
+    rows = torch.arange(len(logits), device=logits.device)
+    processed = processed_logits(logits.float(), trajectory, rows, rule)
+    chosen = torch.from_numpy(trajectory.output_ids.astype(np.int64)).to(logits.device)
+    log_p = torch.log_softmax(processed, dim=-1)
     return Score(
         log_probs=log_p.gather(-1, chosen[:, None])[:, 0].cpu().numpy(),
-        entropy=entropy.cpu().numpy(),
-        is_argmax=(scaled.argmax(-1) == chosen).cpu().numpy(),
+        entropy=entropy(log_p).cpu().numpy(),
+        is_argmax=(processed.argmax(-1) == chosen).cpu().numpy(),
     )

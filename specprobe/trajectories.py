@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specprobe.asked import Asked
 from specprobe.defaults import BATCH_SIZE, MAX_NEW_TOKENS
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
+from specprobe.processors import DEFAULT_RULE, ProcessingRule
 from specprobe.prompt import Prompt
 from specprobe.tokens import Tokenizer, UnrenderableError
 from specprobe.trajectory import TokenIds, Trajectory, token_ids
@@ -49,6 +51,9 @@ def generated_trajectories(
     target: Target,
     *,
     temperature: float,
+    asked: Sequence[Asked] | None = None,
+    samples: int = 1,
+    rule: ProcessingRule = DEFAULT_RULE,
     seed: int = 0,
     max_new_tokens: int = MAX_NEW_TOKENS,
     max_model_len: int | None = None,
@@ -58,34 +63,44 @@ def generated_trajectories(
 ) -> TrajectorySet:
     """What `target` answers to the prompts; each finished response is kept in `store` at once.
 
-    A prompt that occurs several times gives one response at temperature 0, and above one sample for each time.
+    Above temperature 0 each prompt gives `samples` responses, first one to each, then another one to each. A prompt
+    that occurs several times gives one response at temperature 0, and above others for each time. `asked`: what each
+    prompt asks for besides the temperature; `rule`: how the engine applies it.
     """
     from specprobe.generate import Sampling, generate, output_limit
 
-    sampling = Sampling(temperature, seed, max_new_tokens, max_model_len, batch_size)
+    sampling = Sampling(temperature, seed, max_new_tokens, max_model_len, batch_size, rule)
     sieve = _Sieve(target.tokenizer)
     used = [
-        (prompt, ids)
-        for prompt, ids in sieve.encoded(prompts)
+        (prompt, ids, ask)
+        for prompt, ids, ask in sieve.encoded(prompts, asked)
         if sieve.admits(prompt, "too_long" if output_limit(target, len(ids), sampling) < 1 else None)
     ]
-    wanted = _requests([ids for _, ids in used], distinct_samples=temperature > 0)
+    num_samples = samples if temperature > 0 else 1
+    wanted = _requests([(ids, ask) for _, ids, ask in used] * num_samples, distinct_samples=temperature > 0)
     distinct = {request.key: request for request in wanted}
     generated = generate(target, list(distinct.values()), sampling, store=store, on_progress=on_progress)
     by_key = dict(zip(distinct, generated.responses, strict=True))
-    trajectories = [
-        Trajectory(
-            id=prompt.id,
-            prompt_ids=ids,
-            output_ids=by_key[request.key].output_ids,
-            source="generated",
-            temperature=temperature,
-            tail_ids=_NOTHING,
-            log_probs=by_key[request.key].log_probs,
-            finish_reason=by_key[request.key].finish_reason,
+    trajectories = []
+    for number, request in enumerate(wanted):
+        prompt, ids, ask = used[number % len(used)]
+        response = by_key[request.key]
+        trajectories.append(
+            Trajectory(
+                id=prompt.id,
+                prompt_ids=ids,
+                output_ids=response.output_ids,
+                source="generated",
+                temperature=temperature,
+                tail_ids=_NOTHING,
+                log_probs=response.log_probs,
+                finish_reason=response.finish_reason,
+                processors=ask.processors,
+                entropy=response.entropy,
+                sample=number // len(used),
+                group=prompt.group,
+            )
         )
-        for (prompt, ids), request in zip(used, wanted, strict=True)
-    ]
     return sieve.into_set(trajectories, generated)
 
 
@@ -94,12 +109,13 @@ def logged_trajectories(
     tokenizer: Tokenizer | None,
     *,
     temperature: float,
+    asked: Sequence[Asked] | None = None,
     max_model_len: int | None = None,
 ) -> TrajectorySet:
-    """The logged answers, sampled at `temperature`; rows of token ids need no tokenizer."""
+    """The logged answers, sampled at `temperature` and as `asked`; rows of token ids need no tokenizer."""
     sieve = _Sieve(tokenizer)
     trajectories: list[Trajectory] = []
-    for prompt, ids in sieve.encoded(prompts):
+    for prompt, ids, ask in sieve.encoded(prompts, asked):
         output_ids, exact = _answer_ids(prompt, tokenizer)
         length = len(ids) + len(output_ids)
         if sieve.admits(prompt, _obstacle(prompt, len(output_ids), length, max_model_len)):
@@ -113,6 +129,8 @@ def logged_trajectories(
                     tail_ids=_ids(prompt.tail_token_ids, prompt) if prompt.tail_token_ids else _NOTHING,
                     finish_reason="stop" if tokenizer and output_ids[-1] in tokenizer.eos_ids else None,
                     exact=exact,
+                    processors=ask.processors,
+                    group=prompt.group,
                 )
             )
     return sieve.into_set(trajectories)
@@ -126,16 +144,18 @@ class _Sieve:
         self._skipped: Counter[str] = Counter()
         self._special = self._structured = 0
 
-    def encoded(self, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, TokenIds]]:
-        """The prompts that can be rendered and are not empty, with their tokens."""
-        for prompt in prompts:
+    def encoded(
+        self, prompts: Sequence[Prompt], asked: Sequence[Asked] | None
+    ) -> Iterator[tuple[Prompt, TokenIds, Asked]]:
+        """The prompts that can be rendered and are not empty, with their tokens and what they ask for."""
+        for prompt, ask in zip(prompts, asked or [Asked()] * len(prompts), strict=True):
             try:
                 ids = _prompt_ids(prompt, self._tokenizer)
             except UnrenderableError:
                 self._skipped["template_error"] += 1
                 continue
             if len(ids):
-                yield prompt, ids
+                yield prompt, ids, ask
             else:
                 self._skipped["empty_prompt"] += 1
 
@@ -230,15 +250,15 @@ def _obstacle(prompt: Prompt, output_tokens: int, tokens: int, max_model_len: in
     return "too_long" if max_model_len is not None and tokens > max_model_len else None
 
 
-def _requests(prompt_ids: Sequence[TokenIds], *, distinct_samples: bool) -> list[Request]:
-    """A request for each prompt; equal prompts share one, or are its samples 0, 1, 2..."""
+def _requests(wanted: Sequence[tuple[TokenIds, Asked]], *, distinct_samples: bool) -> list[Request]:
+    """A request for each prompt; equal ones share one, or are its samples 0, 1, 2..."""
     from specprobe.generate import Request
 
-    seen: Counter[bytes] = Counter()
+    seen: Counter[tuple[bytes, Asked]] = Counter()
     requests = []
-    for ids in prompt_ids:
-        content = ids.tobytes()
-        requests.append(Request(ids, seen[content] if distinct_samples else 0))
+    for ids, ask in wanted:
+        content = ids.tobytes(), ask
+        requests.append(Request(ids, seen[content] if distinct_samples else 0, ask.processors, ask.max_new_tokens))
         seen[content] += 1
     return requests
 

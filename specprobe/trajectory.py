@@ -8,6 +8,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from specprobe.processors import PLAIN, Processors
+
 TokenIds = NDArray[np.int32]
 
 
@@ -16,8 +18,11 @@ class Trajectory:
     """The tokens every drafter and every depth is replayed over.
 
     `prompt_ids` [P], `output_ids` [N], `tail_ids` [any]: int32. `log_probs` [N] is log p(x) of each output token
-    under the target's processed distribution, where it is known. `exact` is False where the chat template
-    dropped or changed part of a logged answer, so that the tokens are near to what was served, not equal to it.
+    under the target's processed distribution, where it is known, and `entropy` [N] that distribution's, in nats (at
+    temperature 0 both are of temperature 1). `exact` is False where the chat template dropped or changed part of a
+    logged answer, so that the tokens are near to what was served, not equal to it. `processors`: what the request
+    asks for besides the temperature. `sample`: the how-manieth response to this prompt.
+    `group`: the label of its row, for a breakdown.
     """
 
     id: str | int
@@ -29,6 +34,10 @@ class Trajectory:
     log_probs: NDArray[np.float32] | None = None
     finish_reason: Literal["stop", "length"] | None = None
     exact: bool = True
+    processors: Processors = PLAIN
+    entropy: NDArray[np.float32] | None = None
+    sample: int = 0
+    group: str | None = None
 
 
 def token_ids(ids: object = ()) -> TokenIds:

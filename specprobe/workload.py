@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from specprobe.errors import SpecprobeError
 from specprobe.formats.conversation import Completion, Conversation, TokenRow
 from specprobe.formats.request import has_structured_output, settings, tools
-from specprobe.notices import Notice
+from specprobe.notices import Notice, inert
 from specprobe.prompt import Message, Prompt
-from specprobe.scan import FileSummary, ReadOptions, RowPrompts, Tally, measures, only_or_mixed, scan
+from specprobe.scan import KEYS_SHOWN, FileSummary, ReadOptions, RowPrompts, Tally, measures, only_or_mixed, scan
 from specprobe.sketches import Distinct, Lengths, Spread
 from specprobe.sources import find_sources
 
@@ -66,6 +66,13 @@ class Workload:
     def structured_outputs(self) -> int:
         """Prompts whose answer was constrained to a schema or grammar."""
         return sum(prompt.structured_output for prompt in self.prompts)
+
+    @property
+    def temperature_counts(self) -> dict[float | None, int]:
+        """Prompts by the temperature that their settings ask for, lowest first; None, last, where they say nothing."""
+        asked = (prompt.settings.get("temperature") for prompt in self.prompts)
+        counts = Counter(None if value is None else float(value) for value in asked)
+        return dict(sorted(counts.items(), key=lambda item: math.inf if item[0] is None else item[0]))
 
     @property
     def all_notices(self) -> tuple[Notice, ...]:
@@ -174,19 +181,23 @@ def read_workload(
     first_turn: bool = False,
     dedupe: bool = False,
     max_prompts: int | None = None,
+    group_by: str | None = None,
 ) -> Workload:
     """Read every prompt of the sources; the keywords are those of `ReadOptions`.
 
-    Raises `SpecprobeError` where nothing is usable or a file that the user named cannot be read; a file of a
-    folder that turns out not to be a log is left out with a notice.
+    Without `group_by`, prompts are labelled by their source where they come from more than one. Raises
+    `SpecprobeError` where nothing is usable, a file that the user named cannot be read, or no usable row has the
+    column `group_by`; a file of a folder that turns out not to be a log is left out with a notice.
     """
-    options = ReadOptions(format, prompt_field, first_turn, dedupe, max_prompts)
+    options = ReadOptions(format, prompt_field, first_turn, dedupe, max_prompts, group_by)
     found = find_sources(sources)
     reading = _Reading(options)
+    tallies: list[Tally] = []
     files: list[FileSummary] = []
     notices = list(found.notices)
     for source in found.sources:
         tally = Tally(source.name)
+        tallies.append(tally)
         prompts = reading.take(scan(source, options, tally), tally)
         summary = tally.freeze()
         files.append(summary)
@@ -201,9 +212,18 @@ def read_workload(
             break
     if not reading.prompts:
         raise SpecprobeError(_why_nothing(files))
+    if group_by is not None and not any(tally.has_group_column for tally in tallies):
+        raise SpecprobeError(_no_group_column(group_by, tallies))
     total = len(reading.prompts) + (reading.duplicates if options.dedupe else 0)
     notices += _duplicate_notice(reading.duplicates, total, options.dedupe)
-    return Workload(tuple(files), tuple(reading.prompts), reading.duplicates, len(reading.seen), tuple(notices))
+    prompts = reading.prompts if group_by is not None else _grouped_by_source(reading.prompts)
+    return Workload(tuple(files), tuple(prompts), reading.duplicates, len(reading.seen), tuple(notices))
+
+
+def _grouped_by_source(prompts: list[Prompt]) -> list[Prompt]:
+    if len({prompt.source for prompt in prompts}) < 2:
+        return prompts
+    return [replace(prompt, group=prompt.source) for prompt in prompts]
 
 
 class _Reading:
@@ -277,6 +297,7 @@ def to_prompts(row: RowPrompts) -> Iterator[Prompt]:
             tools=defined,
             structured_output=constrained,
             settings=chosen,
+            group=row.group,
         )
 
 
@@ -284,6 +305,12 @@ def _why_nothing(files: Sequence[FileSummary]) -> str:
     errors = [file.error for file in files if file.error]
     more = f" (and {len(errors) - 1} more files without prompts)" if len(errors) > 1 else ""
     return errors[0] + more if errors else "no prompts found; give a file with prompts"
+
+
+def _no_group_column(name: str, tallies: Sequence[Tally]) -> str:
+    seen = dict.fromkeys(key for tally in tallies for key in tally.keys_ungrouped)
+    keys = ", ".join(map(inert, list(seen)[:KEYS_SHOWN])) or "none"
+    return f"--group-by {inert(name)}: no row has that column; keys seen: {keys}"
 
 
 def _duplicate_notice(duplicates: int, prompts: int, dropped: bool) -> list[Notice]:

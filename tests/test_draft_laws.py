@@ -32,9 +32,9 @@ from transformers import AutoModelForCausalLM
 
 from specprobe.acceptance import Acceptance
 from specprobe.drafters import Adoption, Limits, ModelSpec, Proposals, parse_drafter
-from specprobe.drafters.draft import PrefixDrafter
-from specprobe.drafters.heads import HeadDrafter, round_acceptance
-from specprobe.drafters.scores import nested_proposals, prefix_proposals, score_rows
+from specprobe.drafters.draft import PrefixDrafter, Scored
+from specprobe.drafters.heads import HeadDrafter, RoundScores, round_draws
+from specprobe.drafters.scores import Drawing, Draws, nested_proposals, prefix_proposals, score_rows
 from specprobe.profiles import NgramRule, resolve_profile
 from specprobe.replay import replay, replays
 from specprobe.target import Target, load_target
@@ -239,7 +239,7 @@ def test_sampled_drafts_beside_greedy_ones_leave_the_greedy_counts_alone(case, t
     ]
     drafter = case.load(works)
     greedy, sampled = replays(drafter, works, case.depth, ("greedy", "sampled"))
-    alone = replay(replace(drafter, sampled=False), works, case.depth)
+    alone = replay(replace(drafter, drawing=Drawing(sampled=False)), works, case.depth)
     for name in COUNTS:
         assert (getattr(greedy, name) == getattr(alone, name)).all(), name
     assert sampled.draft_sampling == "sampled"
@@ -366,19 +366,27 @@ class ToyHead:
 
 def toy_head(toy: Toy) -> HeadDrafter:
     return HeadDrafter(
-        "toy", {}, Adoption.TRAINED_HEAD, ToyHead(toy), None, (), torch.device("cpu"), torch.float32, sampled=True
+        "toy",
+        {},
+        Adoption.TRAINED_HEAD,
+        ToyHead(toy),
+        None,
+        (),
+        torch.device("cpu"),
+        torch.float32,
+        Drawing(sampled=True),
     )
 
 
 def toy_model(q: np.ndarray) -> PrefixDrafter:
     """The chain with one table, as a draft model."""
 
-    def score(works: list[Trajectory], rule: Any) -> Any:
-        for work in works:
+    def score(works: list[Trajectory], rules: Any, _: Any) -> Any:
+        for work, rule in zip(works, rules, strict=True):
             ids = torch.from_numpy(work.output_ids.astype(np.int64))
-            yield score_rows(rule.temperature * torch.tensor(q)[ids[:-1]].log(), ids[1:], rule)
+            yield Scored(score_rows(rule.temperature * torch.tensor(q)[ids[:-1]].log(), ids[1:], rule), None)
 
-    return PrefixDrafter("toy", {}, Adoption.SECOND_MODEL, score, sampled=True)
+    return PrefixDrafter("toy", {}, Adoption.SECOND_MODEL, score, Drawing(sampled=True))
 
 
 @dataclass
@@ -486,7 +494,8 @@ def test_the_naive_substitution_is_biased():
     for work in works:
         accept = np.concatenate([[0.0], overlap[work.output_ids[:-1]]])
         longest = Limits().longest_drafts(1, LENGTH)
-        found.append(prefix_proposals(work, 2, longest, np.zeros(LENGTH, dtype=bool), accept))
+        nothing = np.zeros(LENGTH, dtype=bool), np.full(LENGTH, -1, dtype=np.int32)
+        found.append(prefix_proposals(work, 2, longest, *nothing, Draws(accept)))
     naive = replayed(replay(Canned(found), works, 2, draft_sampling="sampled"))
     exact = replayed(replay(toy_model(q), works, 2, draft_sampling="sampled"))
     assert np.abs(z_scores(exact - counters)).max() < BOUND
@@ -527,9 +536,10 @@ def test_laws_of_expected_counts(data, length, depth, limit):
     with np.errstate(divide="ignore"):
         log_q = np.log(drawn(depth, length)).astype(np.float32)
     work = replace(make_trajectory([0], range(length), temperature=1.0), log_probs=np.log(p).astype(np.float32))
-    accept = round_acceptance(work, log_q)
+    nothing = np.zeros(log_q.shape, dtype=bool), np.full(log_q.shape, -1, dtype=np.int32)
+    draws = round_draws(work, RoundScores(*nothing, log_q, None), Drawing(sampled=True).rule(work))
     longest = Limits(limit).longest_drafts(1, length)
-    proposals = nested_proposals(depth, longest, np.zeros(log_q.shape, dtype=bool), accept)
+    proposals = nested_proposals(depth, longest, *nothing, draws)
     acceptance = replay(Canned([proposals]), [work], depth, draft_sampling="sampled")
     accepted, at_risk, drafted = acceptance.accepted_at[0], acceptance.at_risk_at[0], acceptance.drafted_at[0]
     slack = 1e-9

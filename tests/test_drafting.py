@@ -21,7 +21,8 @@ from specprobe.documents import dump_document
 from specprobe.drafters import DraftContext, Limits, open_drafter, parse_drafter
 from specprobe.generate import generate
 from specprobe.profiles import resolve_profile
-from specprobe.run import load_run, run_document, summarize
+from specprobe.run_document import load_run, run_document
+from specprobe.summary import summarize_run
 from specprobe.trajectory import Trajectory, token_ids
 
 DEPTH = 3
@@ -197,7 +198,7 @@ def test_a_run_with_models_is_the_same_after_reading_it_again(capsys, models):
     status, out, err = analyze(capsys, models, *arguments)
     assert status == 0, err
     run = load_run(Path("run.json"))
-    again = dump_document(run_document(run, [summarize(result) for result in run.results]))
+    again = dump_document(run_document(run, summarize_run(run)))
     assert again + "\n" == out == Path("run.json").read_text()
 
 

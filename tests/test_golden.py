@@ -11,7 +11,7 @@ import pytest
 from reference import make_trajectory
 
 from specprobe.drafters import Adoption, Limits, parse_drafter
-from specprobe.drafters.scores import acceptance_probability, nested_proposals, prefix_proposals
+from specprobe.drafters.scores import Draws, acceptance_probability, nested_proposals, prefix_proposals
 from specprobe.profiles import resolve_profile
 from specprobe.replay import replay
 
@@ -99,14 +99,16 @@ class Recorded:
             known = np.concatenate([work.output_ids, work.tail_ids])
             longest = limits.longest_drafts(work.prompt_ids.size, num_output)
             if self.by_token:
-                hits = np.concatenate([[False], np.array(drafts) == known[1:]])
-                yield prefix_proposals(work, depth, longest, hits, None)
+                choices = np.concatenate([[-1], drafts]).astype(np.int32)
+                yield prefix_proposals(work, depth, longest, choices == known, choices, None)
             else:
                 hits = np.zeros((depth, num_output), dtype=bool)
+                choices = np.full((depth, num_output), -1, dtype=np.int32)
                 for start, draft in enumerate(drafts, 1):
                     written = known[start : start + depth]
                     hits[: written.size, start] = np.array(draft)[:depth][: written.size] == written
-                yield nested_proposals(depth, longest, hits, None)
+                    choices[:, start] = draft[:depth]
+                yield nested_proposals(depth, longest, hits, choices, None)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +144,11 @@ class RecordedSampled(Recorded):
     def proposals(self, works, depth, limits):
         for work, log_q in zip(works, self.log_q, strict=True):
             given = acceptance_probability(np.array(log_q, dtype=np.float32), work.log_probs[1:])
-            accept = np.concatenate([[0.0], given])
-            longest = limits.longest_drafts(work.prompt_ids.size, work.output_ids.size)
-            yield prefix_proposals(work, depth, longest, np.zeros(work.output_ids.size, dtype=bool), accept)
+            draws = Draws(np.concatenate([[0.0], given]))
+            num_output = work.output_ids.size
+            longest = limits.longest_drafts(work.prompt_ids.size, num_output)
+            nothing = np.zeros(num_output, dtype=bool), np.full(num_output, -1, dtype=np.int32)
+            yield prefix_proposals(work, depth, longest, *nothing, draws)
 
 
 def test_sampled_drafts_agree_with_vllm_within_three_standard_errors():

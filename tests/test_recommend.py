@@ -11,7 +11,7 @@ from specprobe.drafters.suffix import SuffixDrafter
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.recommend import decide, recommend
-from specprobe.run import ResponseLengths, Run
+from specprobe.run import ResponseRecord, Run
 
 NUM_PROMPTS, DEPTH = 40, 3
 
@@ -38,12 +38,14 @@ def acceptance(accepted_share: float, *, coverage: float = 1.0, drafter: str = "
     )  # fmt: skip
 
 
-LENGTHS = ResponseLengths(
+LENGTHS = ResponseRecord(
     0.0,
     "logged",
     tuple(range(NUM_PROMPTS)),
     np.full(NUM_PROMPTS, 100, dtype=np.int32),
     np.full(NUM_PROMPTS, 121, dtype=np.int32),
+    prompts=np.arange(NUM_PROMPTS, dtype=np.int32),
+    samples=np.zeros(NUM_PROMPTS, dtype=np.int32),
 )
 
 

@@ -16,18 +16,22 @@ from specprobe.drafters import parse_drafter
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.profiles import resolve_profile
-from specprobe.replay import replay
-from specprobe.run import ResponseLengths, Run, load_run, run_document, summarize
+from specprobe.replay import prompt_numbers, replay
+from specprobe.run import ResponseRecord, Run
+from specprobe.run_document import load_run, run_document
+from specprobe.summary import summarize
 
 
 def make_run(works, depth: int = 4) -> Run:
     profile = resolve_profile("vllm")
-    lengths = ResponseLengths(
+    lengths = ResponseRecord(
         0.0,
         "logged",
         tuple(work.id for work in works),
         np.array([work.prompt_ids.size for work in works], dtype=np.int32),
         np.array([work.output_ids.size for work in works], dtype=np.int32),
+        prompts=prompt_numbers(works),
+        samples=np.zeros(len(works), dtype=np.int32),
     )
     return Run(
         workload={"sources": ["a.jsonl"], "rows": len(works), "prompts": len(works), "format": "tokens", "skipped": {}},
@@ -44,7 +48,7 @@ def document_of(run: Run) -> dict:
     return run_document(run, [summarize(acceptance) for acceptance in run.results])
 
 
-WORKS = [make_trajectory([1, 2, 3, 1, 2], [3, 1, 2, 3, 9, 1, 2, 3], name=i) for i in range(20)]
+WORKS = [make_trajectory([10 + i, 1, 2, 3, 1, 2], [3, 1, 2, 3, 9, 1, 2, 3], name=i) for i in range(20)]
 WORKS += [make_trajectory([4], [5], name="short"), make_trajectory([4], [], name="empty")]
 
 

@@ -55,10 +55,12 @@ def replayed(target, models, tmp_path, name, model, run, sampled=False):
     outputs = run["outputs"][: 2 * PROMPTS if sampled else PROMPTS]
     works = [replace(w, temperature=temperature) for w in works_of(outputs, has_tails=temperature == 0)]
     if sampled:
-        scores = target.score(works, temperature=temperature)
+        scores = target.score(works)
         works = [replace(work, log_probs=score.log_probs) for work, score in zip(works, scores, strict=True)]
     profile = resolve_profile("vllm@0.32")
-    context = DraftContext(target, target.tokenizer, LoadOptions(), profile, depth, sampled, (temperature,))
+    context = DraftContext(
+        target, target.tokenizer, LoadOptions(), profile, depth, sampled, temperatures=(temperature,)
+    )
     opened = open_drafter(parse_drafter(f"{name}:{models / model}", profile), context)
     features = capture_features(target, works, opened.taps, tmp_path) if opened.taps else None
     sampling = "sampled" if sampled else "greedy"

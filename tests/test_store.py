@@ -12,13 +12,15 @@ from specprobe.trajectory import token_ids
 
 
 def response(*ids: int) -> Response:
-    return Response(token_ids(ids), np.linspace(-1.1, 0, len(ids), dtype=np.float32), "stop")
+    log_probs = np.linspace(-1.1, 0, len(ids), dtype=np.float32)
+    return Response(token_ids(ids), log_probs, np.linspace(0.1, 2.3, len(ids), dtype=np.float32), "stop")
 
 
 def same(a: Response, b: Response) -> bool:
     return (
         a.output_ids.tolist() == b.output_ids.tolist()
         and a.log_probs.tobytes() == b.log_probs.tobytes()
+        and a.entropy.tobytes() == b.entropy.tobytes()
         and a.finish_reason == b.finish_reason
     )
 

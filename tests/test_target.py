@@ -45,7 +45,7 @@ def test_float32_is_the_default_on_the_cpu_and_another_is_taken_when_named(targe
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
 def test_score_agrees_with_what_generation_kept(target, temperature):
     trajectories = written(target, temperature)
-    for trajectory, score in zip(trajectories, target.score(trajectories, temperature=temperature), strict=True):
+    for trajectory, score in zip(trajectories, target.score(trajectories), strict=True):
         np.testing.assert_allclose(score.log_probs, trajectory.log_probs, atol=2e-4)
         assert score.entropy.shape == trajectory.output_ids.shape
         assert (score.entropy >= 0).all()

@@ -7,6 +7,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -126,11 +128,179 @@ def test_a_named_file_that_fails_stops_the_reading_but_not_the_inspection(log: P
 
 
 @pytest.mark.parametrize(
-    ("options", "says"), [({"format": "nonsense"}, "--format nonsense: unknown"), ({"max_prompts": 0}, "at least 1")]
+    ("options", "says"),
+    [
+        ({"format": "nonsense"}, "--format nonsense: unknown"),
+        ({"max_prompts": 0}, "at least 1"),
+        ({"group_by": ""}, "--group-by: is empty"),
+        ({"group_by": " "}, "--group-by: is empty"),
+    ],
 )
 def test_wrong_options(options: dict[str, object], says: str, log: Path) -> None:
     with pytest.raises(SpecprobeError, match=says):
         read_workload([str(log)], **options)  # type: ignore[arg-type]
+
+
+def write(path: Path, *rows: Any) -> str:
+    path.write_bytes(jsonl(*rows))
+    return str(path)
+
+
+def groups(*sources: str, **options: Any) -> list[str | None]:
+    return [prompt.group for prompt in read_workload(sources, **options).prompts]
+
+
+def in_body(**body: Any) -> dict[str, Any]:
+    return {"custom_id": "c", "body": {**chat(("user", "q")), **body}}
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [
+        ("coding", "coding"),
+        ("  coding\n", "coding"),
+        ("[bold]\x1b[31mred", "[bold]\x1b[31mred"),
+        ("1.50", "1.50"),
+        ("x" * 81, "x" * 80),
+        ("é" * 10**6, "é" * 80),
+        (7, "7"),
+        (10**90, "1" + "0" * 79),
+        (0, "0"),
+        (True, "True"),
+        (False, "False"),
+        (0.25, "0.25"),
+        (3.0, "3"),
+        (1e300, "1e+300"),
+        (["coding"], "coding"),
+        ([2.5], "2.5"),
+        (None, None),
+        ("", None),
+        (" \t", None),
+        (float("nan"), None),
+        (float("inf"), None),
+        ([float("nan")], None),
+        ([], None),
+        ([""], None),
+        ([None], None),
+        (["a", "b"], None),
+        ([["a"]], None),
+        ({"name": "coding"}, None),
+        ([{"name": "coding"}], None),
+    ],
+)
+def test_what_makes_a_label(value: Any, label: str | None, tmp_path: Path) -> None:
+    row = {**ask("q"), "kind": value}
+    assert groups(write(tmp_path / "x.jsonl", row), group_by="kind") == [label]
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "label"),
+    [
+        ({**ask("q"), "metadata": {"category": "a"}}, "metadata.category", "a"),
+        ({**ask("q"), "metadata.category": "key", "metadata": {"category": "path"}}, "metadata.category", "key"),
+        ({**ask("q"), "a": {"b": {"c": 1}}}, "a.b.c", "1"),
+        ({**ask("q"), "a": {"b.c": 1}}, "a.b.c", "1"),
+        (in_body(model="m"), "model", "m"),
+        (in_body(metadata={"category": "a"}), "metadata.category", "a"),
+        (in_body(metadata={"category": "a"}), "body.metadata.category", "a"),
+        ({**in_body(model="inner"), "model": "outer"}, "model", "outer"),
+        ({**in_body(model="inner"), "model": None}, "model", None),
+        ({"request": {**chat(("user", "q")), "user": "u"}}, "user", "u"),
+        ({"custom_id": "c", "params": {**chat(("user", "q")), "metadata": {"user_id": "u"}}}, "metadata.user_id", "u"),
+    ],
+)
+def test_where_a_label_is(row: dict[str, Any], column: str, label: str | None, tmp_path: Path) -> None:
+    assert groups(write(tmp_path / "x.jsonl", row), group_by=column) == [label]
+
+
+@pytest.mark.parametrize("column", ["kind.", ".kind", "kind.x", "metadata.kind", "metadata.list.0", "prompt.strip"])
+def test_a_path_leads_through_objects_only(column: str, tmp_path: Path) -> None:
+    row = {**ask("q"), "kind": "a", "metadata": {"list": ["a"]}}
+    with pytest.raises(SpecprobeError, match=r"no row has that column; keys seen: prompt, kind, metadata$"):
+        groups(write(tmp_path / "x.jsonl", row), group_by=column)
+
+
+def test_rows_without_a_label_have_none_and_prompts_of_a_row_share_theirs(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", ask("q"), {**QA, "kind": "chat"}, [{"role": "user", "content": "bare"}])
+    assert groups(path, group_by="kind") == [None, "chat", "chat", None]
+    assert groups(path, group_by="kind", first_turn=True) == [None, "chat", None]
+    assert groups(path) == [None] * 4
+
+
+def test_labels_of_csv_and_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("prompt,kind\nq,a\nr,\ns\n")
+    assert groups(str(path), group_by="kind") == ["a", None, None]
+    rows = [{**ask("q"), "task": {"kind": "a"}}, {**ask("r"), "task": None}]
+    datasets = SimpleNamespace(load_dataset=lambda *_, **__: rows)
+    monkeypatch.setitem(sys.modules, "datasets", datasets)
+    assert groups("hf:me/x", group_by="task.kind") == ["a", None]
+    with pytest.raises(SpecprobeError, match="--group-by kind: no row has that column; keys seen: prompt, task"):
+        groups("hf:me/x", group_by="kind")
+
+
+def test_several_files_are_groups_by_themselves(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.jsonl", ask("q"), ask("r")), write(tmp_path / "b.jsonl", {**ask("s"), "kind": "k"})
+    assert groups(a) == [None, None]
+    assert groups(a, b) == groups(str(tmp_path)) == [a, a, b]
+    assert groups(a, b, group_by="kind") == [None, None, "k"]
+    assert groups(a, b, max_prompts=2) == [None, None]
+    c = write(tmp_path / "c.jsonl", {**ask("t"), "kind": None})
+    assert groups(a, c, group_by="kind") == [None, None, None]
+
+
+def test_files_without_prompts_make_no_groups(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.jsonl", ask("q"))
+    write(tmp_path / "b.jsonl", ask("q"))
+    write(tmp_path / "c.jsonl", {"other": 1})
+    (tmp_path / "d.jsonl").write_text("<html>")
+    assert groups(a, str(tmp_path / "c.jsonl")) == [None]
+    assert groups(str(tmp_path), dedupe=True) == [None]
+
+
+def test_a_column_that_no_usable_row_has(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.jsonl", {"kind": "no prompt"}, {**ask("q"), "\x1b[31m": 1})
+    b = write(tmp_path / "b.jsonl", {**ask("r"), "model": "m"})
+    with pytest.raises(SpecprobeError) as caught:
+        groups(a, b, group_by="kind")
+    says = r"--group-by kind: no row has that column; keys seen: prompt, \x1b[31m, model"
+    assert str(caught.value) == says
+    bare = write(tmp_path / "c.jsonl", *[[{"role": "user", "content": "bare"}]] * 2)
+    with pytest.raises(SpecprobeError, match="keys seen: none"):
+        groups(bare, group_by="role")
+    many = [write(tmp_path / f"{n}.jsonl", {**ask("q"), f"k{n}": 1}) for n in range(20)]
+    with pytest.raises(SpecprobeError, match=r"keys seen: prompt, k0, .*, k10$"):
+        groups(*many, group_by="kind")
+
+
+def test_a_file_that_fails_half_way_names_no_column(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", ask("q"))
+    write(tmp_path / "b.jsonl", {**ask("q"), "kind": "a"}, {"trace": {}, "observations": []})
+    with pytest.raises(SpecprobeError, match=r"--group-by kind: no row has that column; keys seen: prompt$"):
+        groups(str(tmp_path), group_by="kind")
+
+
+def test_a_label_makes_no_other_prompt(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", *({**ask("q"), "kind": kind} for kind in "ab"))
+    assert groups(path, group_by="kind") == ["a", "b"]
+    assert groups(path, group_by="kind", dedupe=True) == ["a"]
+
+
+def test_temperature_counts(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {**ask("a"), "temperature": 0.7},
+        ask("b"),
+        {**QA, "temperature": 1},
+        in_body(temperature=0.0),
+        {**ask("c"), "sampling_params": {"temperature": 0}},
+        {**ask("d"), "temperature": 1.0},
+        {**ask("e"), "temperature": float("nan")},
+        {**ask("f"), "temperature": "0.7"},
+    ]
+    counts = read_workload([write(tmp_path / "x.jsonl", *rows)]).temperature_counts
+    assert list(counts.items()) == [(0.0, 2), (0.7, 1), (1.0, 3), (None, 3)]
+    assert [type(key) for key in counts] == [float, float, float, type(None)]
+    assert read_workload([write(tmp_path / "x.jsonl", rows[0])]).temperature_counts == {0.7: 1}
 
 
 def test_prompt_field_reads_what_no_format_knows(tmp_path: Path) -> None:

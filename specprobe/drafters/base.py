@@ -50,12 +50,18 @@ class Proposals:
     1..i were accepted at depth k. None where sampled drafts were not asked for or the drafter has none.
     `outside`: how much of the target's probability lay outside what the drafter can propose, summed over the
     output tokens after the first; None where it can propose everything.
+    `missed` [K, N], int32: the draft token after the accepted ones of a one-hot draft, a target id; -1 where the whole
+    draft was accepted. `overlap` [K, K, N], float64: as `survival`, sum over x of min(p(x), q(x)) (under an exact-match
+    rule of p(x) q(x)) at position i of a sampled draft, given that those before it were accepted. Both serve estimates
+    of lower variance; None where they are not known.
     """
 
     drafted: NDArray[np.int16]
     accepted: NDArray[np.int16]
     survival: NDArray[np.float64] | None = None
     outside: float | None = None
+    missed: NDArray[np.int32] | None = None
+    overlap: NDArray[np.float64] | None = None
 
 
 class Adoption(IntEnum):

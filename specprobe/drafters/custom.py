@@ -53,6 +53,7 @@ class PythonDrafter:
             tokens.flags.writeable = False
             longest = limits.longest_drafts(num_prompt, num_output)
             drafted, accepted = np.zeros((2, depth, num_output), dtype=np.int16)
+            missed = np.full((depth, num_output), -1, dtype=np.int32)
             for k in range(1, depth + 1):
                 self._start(trajectory.prompt_ids)
                 start = 1
@@ -63,8 +64,10 @@ class PythonDrafter:
                     right = draft[: written.size] == written
                     num_accepted = int(right.size if right.all() else right.argmin())
                     drafted[k - 1, start], accepted[k - 1, start] = draft.size, num_accepted
+                    if num_accepted < draft.size and 0 <= draft[num_accepted] <= np.iinfo(np.int32).max:
+                        missed[k - 1, start] = draft[num_accepted]
                     start += num_accepted + 1
-            yield Proposals(drafted, accepted)
+            yield Proposals(drafted, accepted, missed=missed)
 
     def _start(self, prompt_ids: TokenIds) -> None:
         with _users_code("start"):

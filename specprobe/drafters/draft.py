@@ -5,13 +5,12 @@ One teacher-forced pass gives what they draft after every token, hence every rou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from specprobe.batches import in_order, padded_ids
 from specprobe.causal_lm import choose_device, load_causal_lm, loading_errors
@@ -21,11 +20,15 @@ from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, descri
 from specprobe.drafters.scores import (
     DraftRule,
     DraftVocabulary,
+    Drawing,
+    Draws,
+    Scores,
     acceptance_probability,
     chunk_rows,
-    draft_rule,
+    drawing,
     longest_by_depth,
     outside_mass,
+    overlaps,
     prefix_proposals,
     score_rows,
     target_log_probs,
@@ -36,20 +39,60 @@ from specprobe.features import Features
 from specprobe.notices import Notice
 from specprobe.quiet import quick_imports, quiet_transformers
 from specprobe.target import Target
+from specprobe.target_distribution import ResponseDistribution
 from specprobe.tokens import load_tokenizer
 from specprobe.trajectory import Trajectory
 
 # Tokens of one forward pass, padding included.
 _PASS_TOKENS = 4096
 
-Scored = tuple[torch.Tensor, torch.Tensor]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """The drafts for every token that follows the first of a response, [N + tail - 1]; see `Scores`.
+
+    `overlap` [N - 1]: see `overlaps`; None where p is not known or drafts are not sampled.
+    """
+
+    scores: Scores
+    overlap: torch.Tensor | None
 
 
 class _Next(Protocol):
     """Scores of the drafts for every token that follows the first output token, of a batch of trajectories."""
 
-    def __call__(self, works: list[Trajectory], rule: DraftRule) -> Iterator[Scored]:
-        """For each, whether the greedy draft is right and log q, both [N + tail - 1]."""
+    def __call__(
+        self, works: list[Trajectory], rules: Sequence[DraftRule], known: Sequence[ResponseDistribution | None]
+    ) -> Iterator[Scored]:
+        """For each response, in order; a rule and, where it is known, p of each."""
+
+
+def score_response(
+    logits: Callable[[slice], torch.Tensor],
+    trajectory: Trajectory,
+    rule: DraftRule,
+    p: ResponseDistribution | None,
+    vocab_size: int,
+    vocabulary: DraftVocabulary | None = None,
+) -> Scored:
+    """The drafts of one response, a few rows at a time: `logits` gives those of a slice, [R, draft vocabulary]."""
+    written = np.concatenate([trajectory.output_ids, trajectory.tail_ids])[1:].astype(np.int64)
+    num_inside = trajectory.output_ids.size - 1
+    found: list[Scores] = []
+    overlap: list[torch.Tensor] = []
+    for rows in chunk_rows(written.size, vocab_size):
+        some = logits(rows)
+        found.append(score_rows(some, torch.from_numpy(written[rows]).to(some.device), rule, vocabulary))
+        inside = torch.arange(written.size, device=some.device)[rows]
+        inside = inside[inside < num_inside]
+        if rule.sampled and p is not None and len(inside):
+            # Output token 0 has no draft: row 0 drafts for token 1.
+            overlap.append(overlaps(some[: len(inside)], p.log_p(inside + 1), rule, vocabulary))
+    if not found:
+        nothing = torch.zeros(0)
+        return Scored(Scores(nothing.bool(), nothing.long(), nothing), nothing if p is not None else None)
+    joined = Scores(*(torch.cat([getattr(s, name) for s in found]) for name in ("hits", "choice", "log_q")))
+    return Scored(joined, torch.cat(overlap) if overlap else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +103,7 @@ class PrefixDrafter:
     config: Mapping[str, Any]
     adoption: Adoption
     score: _Next
-    sampled: bool
+    drawing: Drawing
     vocabulary: DraftVocabulary | None = None
     max_positions: int | None = None
     fixed_length: bool = True
@@ -71,11 +114,13 @@ class PrefixDrafter:
         sizes = [t.prompt_ids.size + t.output_ids.size + t.tail_ids.size for t in works]
 
         def run(indices: list[int]) -> Iterator[Proposals]:
-            rule = draft_rule(works[indices[0]], self.sampled)
+            # Requests of one temperature may differ in what else they ask for.
+            some = [works[i] for i in indices]
+            rules = [self.drawing.rule(work) for work in some]
             with torch.inference_mode():
-                scored = list(self.score([works[i] for i in indices], rule))
-            for index, (right, log_q) in zip(indices, scored, strict=True):
-                yield self._proposals(works[index], depth, limits, right, log_q, rule)
+                scored = list(self.score(some, rules, [self.drawing.p(work) for work in some]))
+            for work, rule, found in zip(some, rules, scored, strict=True):
+                yield self._proposals(work, depth, limits, found, rule)
 
         yield from in_order(sizes, _PASS_TOKENS, run)
 
@@ -84,20 +129,22 @@ class PrefixDrafter:
         trajectory: Trajectory,
         depth: int,
         limits: Limits,
-        right: torch.Tensor,
-        log_q: torch.Tensor,
+        found: Scored,
         rule: DraftRule,
     ) -> Proposals:
         # The prefill writes the first output token: nothing is drafted for it.
-        hits = np.concatenate([[False], right.cpu().numpy()])
-        accept: NDArray[np.float64] | None = None
+        hits = np.concatenate([[False], found.scores.hits.cpu().numpy()])
+        choices = np.concatenate([[-1], found.scores.choice.cpu().numpy()]).astype(np.int32)
+        draws: Draws | None = None
         num_output = trajectory.output_ids.size
         if rule.sampled:
-            given = acceptance_probability(log_q[: num_output - 1].cpu().numpy(), target_log_probs(trajectory)[1:])
-            accept = np.concatenate([[0.0], given])
+            log_q = found.scores.log_q[: num_output - 1].cpu().numpy()
+            given = acceptance_probability(log_q, target_log_probs(trajectory)[1:], rule.accept)
+            overlap = None if found.overlap is None else found.overlap.cpu().numpy().astype(np.float64)
+            draws = Draws(np.concatenate([[0.0], given]), None if overlap is None else np.concatenate([[0.0], overlap]))
         longest = longest_by_depth(trajectory, depth, limits, self.max_positions)
         outside = None if self.vocabulary is None else outside_mass(self.vocabulary, trajectory)
-        return prefix_proposals(trajectory, depth, longest, hits, accept, outside)
+        return prefix_proposals(trajectory, depth, longest, hits, choices, draws, outside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +154,9 @@ class _DraftModel:
     model: Any
     match: VocabularyMatch
 
-    def __call__(self, works: list[Trajectory], rule: DraftRule) -> Iterator[Scored]:
+    def __call__(
+        self, works: list[Trajectory], rules: Sequence[DraftRule], known: Sequence[ResponseDistribution | None]
+    ) -> Iterator[Scored]:
         rows = [known_tokens(work) for work in works]
         ids = torch.from_numpy(padded_ids(rows)).to(self.model.device)
         width = ids.shape[1]
@@ -118,9 +167,8 @@ class _DraftModel:
         logits = logits[:, first - width :]
         vocabulary = self.match.mapping
         for row, work in enumerate(works):
-            start, stop = work.prompt_ids.size, len(rows[row])
-            wanted = ids[row, start + 1 : stop]
-            yield score_rows(logits[row, start - first : stop - 1 - first], wanted, rule, vocabulary)
+            mine = logits[row, work.prompt_ids.size - first : len(rows[row]) - 1 - first]
+            yield score_response(mine.__getitem__, work, rules[row], known[row], logits.shape[-1], vocabulary)
 
 
 @dataclass(frozen=True)
@@ -132,6 +180,11 @@ class OpenDraftModel(OpenModel):
     match: VocabularyMatch
     notices: tuple[Notice, ...]
     taps: tuple[int, ...] = ()
+
+    @property
+    def can_sample(self) -> bool:
+        """vLLM drafts greedily across vocabularies (use_heterogeneous_vocab)."""
+        return self.match.mapping is None or not self.context.profile.engine.startswith("vllm")
 
     def load(self, features: Features | None) -> PrefixDrafter:  # noqa: ARG002
         """The model, in its own right: on the target's device where there is one."""
@@ -147,7 +200,7 @@ class OpenDraftModel(OpenModel):
             ),
             adoption=Adoption.SECOND_MODEL,
             score=_DraftModel(model, match),
-            sampled=self.context.sampled,
+            drawing=drawing(self.context, self.spec.name),
             vocabulary=mapping,
             max_positions=self.context.positions_heeded(model.config.get_text_config()),
         )
@@ -169,7 +222,7 @@ def open_draft(spec: ModelSpec, context: DraftContext) -> OpenDraftModel:
     notices = [*context.context_notices(spec.label, config)]
     is_vllm = context.profile.engine.startswith("vllm")
     if match.mapping is not None:
-        if context.sampled and context.may_be_warm and context.profile.engine.startswith("vllm"):
+        if context.sampled and not context.greedy and context.may_be_warm and is_vllm:
             raise SpecprobeError(
                 f"--drafter {spec.name}:{spec.model}: its tokenizer differs from the target's, and vLLM then drafts "
                 "greedily only; use --draft-sampling greedy"
@@ -178,7 +231,7 @@ def open_draft(spec: ModelSpec, context: DraftContext) -> OpenDraftModel:
             Notice(
                 "vocabulary_mapped",
                 f"{spec.name} {spec.model}: its tokenizer differs from the target's; {match.shared} of "
-                f"{match.target_size} target tokens can be drafted (vLLM: use_heterogeneous_vocab)",
+                f"{match.target_size} target tokens can be drafted (vLLM: use_heterogeneous_vocab, greedy drafts only)",
             )
         )
     elif is_vllm and rows != target_rows:
@@ -237,20 +290,18 @@ class _EarlyExit:
     tap: int
     target: Target
 
-    def __call__(self, works: list[Trajectory], rule: DraftRule) -> Iterator[Scored]:
+    def __call__(
+        self, works: list[Trajectory], rules: Sequence[DraftRule], known: Sequence[ResponseDistribution | None]
+    ) -> Iterator[Scored]:
         norm, head = self.target.final_norm, self.target.model.get_output_embeddings()
-        for work in works:
+        for work, rule, p in zip(works, rules, known, strict=True):
             states = self.features.read(self.tap, work)[work.prompt_ids.size : -1].to(self.target.device)
-            written = np.concatenate([work.output_ids, work.tail_ids])[1:].astype(np.int64)
-            wanted = torch.from_numpy(written).to(self.target.device)
-            scored = [
-                score_rows(head(norm(states[rows])), wanted[rows], rule)
-                for rows in chunk_rows(len(states), self.target.record.vocab_size)
-            ]
-            if scored:
-                yield torch.cat([right for right, _ in scored]), torch.cat([log_q for _, log_q in scored])
-            else:
-                yield torch.zeros(0, dtype=torch.bool), torch.zeros(0)
+
+            def logits(rows: slice, states: torch.Tensor = states) -> torch.Tensor:
+                found: torch.Tensor = head(norm(states[rows]))
+                return found
+
+            yield score_response(logits, work, rule, p, self.target.record.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -270,7 +321,7 @@ class OpenEarlyExit(OpenModel):
             config={"layers": self.taps[0]},
             adoption=Adoption.FLAG,
             score=_EarlyExit(features, self.taps[0], self.context.needed_target(self.spec.name)),
-            sampled=self.context.sampled,
+            drawing=drawing(self.context, self.spec.name),
         )
 
 

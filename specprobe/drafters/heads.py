@@ -23,18 +23,22 @@ from specprobe.drafters.models import DraftContext, OpenModel, describe_model
 from specprobe.drafters.scores import (
     DraftRule,
     DraftVocabulary,
+    Drawing,
+    Draws,
     acceptance_probability,
     chunk_rows,
-    draft_rule,
+    drawing,
     longest_by_depth,
     nested_proposals,
     outside_mass,
+    overlaps,
     score_rows,
     separate_proposals,
     target_log_probs,
 )
 from specprobe.dynamic_cache import new_round_cache
 from specprobe.features import LAST, Features
+from specprobe.target_distribution import ResponseDistribution
 from specprobe.trajectory import Trajectory
 
 # Tokens of a batch, padding included, and rounds of a response that are drafted together: the mask of a pass is
@@ -107,7 +111,7 @@ class HeadDrafter:
     taps: tuple[int, ...]
     device: torch.device
     dtype: torch.dtype
-    sampled: bool
+    drawing: Drawing
     vocabulary: DraftVocabulary | None = None
     target_head: torch.nn.Module | None = None
     max_positions: int | None = None
@@ -119,17 +123,19 @@ class HeadDrafter:
         sizes = [len(t.prompt_ids) + len(t.output_ids) for t in works]
 
         def run(indices: list[int]) -> Iterator[Proposals]:
-            batch = make_batch([works[i] for i in indices], self.features, self.taps, self.device, self.dtype)
-            rule = draft_rule(works[indices[0]], self.sampled)
+            some = [works[i] for i in indices]
+            batch = make_batch(some, self.features, self.taps, self.device, self.dtype)
+            # Requests of one temperature may differ in what else they ask for.
+            rules = [self.drawing.rule(work) for work in some]
+            known = [self.drawing.p(work) for work in some]
             with torch.inference_mode():
                 # By depth, or once for all where they are nested.
                 scores = [
-                    score_rounds(self.head, batch, k, rule, self.vocabulary)
+                    score_rounds(self.head, batch, k, rules, self.vocabulary, known)
                     for k in ([depth] if self.head.nested else range(1, depth + 1))
                 ]
-            for row, index in enumerate(indices):
-                mine = [(hits[row], log_q[row]) for hits, log_q in scores]
-                yield self._proposals(works[index], depth, limits, mine, rule)
+            for row, (work, rule) in enumerate(zip(some, rules, strict=True)):
+                yield self._proposals(work, depth, limits, [found.of(row, work) for found in scores], rule)
 
         yield from in_order(sizes, BATCH_TOKENS, run)
 
@@ -138,17 +144,23 @@ class HeadDrafter:
         trajectory: Trajectory,
         depth: int,
         limits: Limits,
-        scores: Sequence[tuple[NDArray[np.bool_], NDArray[np.float32]]],
+        scores: Sequence[RoundScores],
         rule: DraftRule,
     ) -> Proposals:
-        num_output = trajectory.output_ids.size
         longest = longest_by_depth(trajectory, depth, limits, self.max_positions)
-        hits = [right[:, :num_output] for right, _ in scores]
-        accept = [round_acceptance(trajectory, log_q[:, :num_output]) for _, log_q in scores] if rule.sampled else None
+        draws = [round_draws(trajectory, found, rule) for found in scores] if rule.sampled else None
         if self.head.nested:
+            (found,) = scores
             outside = self._outside(trajectory)
-            return nested_proposals(depth, longest, hits[0], accept[0] if accept else None, outside)
-        return separate_proposals(longest, _by_depth(hits, depth), _by_depth(accept, depth) if accept else None)
+            return nested_proposals(depth, longest, found.hits, found.choices, draws[0] if draws else None, outside)
+        together = None
+        if draws:
+            overlap = [d.overlap for d in draws if d.overlap is not None]
+            together = Draws(
+                _by_depth([d.accept for d in draws], depth), _by_depth(overlap, depth) if overlap else None
+            )
+        hits, choices = ([getattr(found, name) for found in scores] for name in ("hits", "choices"))
+        return separate_proposals(longest, _by_depth(hits, depth), _by_depth(choices, depth), together)
 
     def _outside(self, trajectory: Trajectory) -> float | None:
         if self.vocabulary is None:
@@ -180,7 +192,7 @@ class OpenHead(OpenModel):
             taps=self.taps,
             device=target.device,
             dtype=target.model.dtype,
-            sampled=self.context.sampled,
+            drawing=drawing(self.context, self.spec.name),
             **more,
         )
 
@@ -193,15 +205,15 @@ def _by_depth(tables: Sequence[NDArray[Any]], depth: int) -> NDArray[Any]:
     return whole
 
 
-def round_acceptance(trajectory: Trajectory, log_q: NDArray[np.float32]) -> NDArray[np.float64]:
-    """a_{s,i} [K, N] of sampled drafts from log q [K, N]: position i of a round at s is output token s + i - 1."""
-    depth, num_output = log_q.shape
+def round_draws(trajectory: Trajectory, found: RoundScores, rule: DraftRule) -> Draws:
+    """Chances [K, N] of sampled drafts: position i of a round at s is output token s + i - 1."""
+    depth, num_output = found.log_q.shape
     log_p = target_log_probs(trajectory)
     accept = np.zeros((depth, num_output))
     for i in range(depth):
         reach = max(0, num_output - i)
-        accept[i, :reach] = acceptance_probability(log_q[i, :reach], log_p[i:])
-    return accept
+        accept[i, :reach] = acceptance_probability(found.log_q[i, :reach], log_p[i:], rule.accept)
+    return Draws(accept, None if found.overlap is None else found.overlap.astype(np.float64))
 
 
 def make_batch(
@@ -232,24 +244,67 @@ def make_batch(
     )
 
 
-def score_rounds(
-    head: Head, batch: Batch, depth: int, rule: DraftRule, vocabulary: DraftVocabulary | None = None
-) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-    """Every position 1..K of every round: whether the greedy draft is right, [B, K, N], and log q of the text there.
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundScores:
+    """Every position 1..K of every round, [B, K, N], or [K, N] of one response.
 
-    Both are only filled in where all positions before have a chance to be accepted: elsewhere no engine gets there.
+    `hits`: whether the greedy draft is right; `choices`: which it is (a target id); `log_q`: of the text there;
+    `overlap`: see `overlaps`, None where p is not known. Only filled in where all positions before have a chance to be
+    accepted: elsewhere no engine gets there.
     """
+
+    hits: NDArray[np.bool_]
+    choices: NDArray[np.int32]
+    log_q: NDArray[np.float32]
+    overlap: NDArray[np.float32] | None
+
+    def of(self, row: int, trajectory: Trajectory) -> RoundScores:
+        """Those of one response."""
+        inside = row, slice(None), slice(trajectory.output_ids.size)
+        overlap = None if self.overlap is None else self.overlap[inside]
+        return RoundScores(self.hits[inside], self.choices[inside], self.log_q[inside], overlap)
+
+
+def score_rounds(
+    head: Head,
+    batch: Batch,
+    depth: int,
+    rules: Sequence[DraftRule],
+    vocabulary: DraftVocabulary | None = None,
+    known: Sequence[ResponseDistribution | None] = (),
+) -> RoundScores:
+    """Draft every round of a batch; `rules` and, where there is one, p `known` by response."""
     rows, width = batch.ids.shape[0], int(batch.num_output.max())
-    hits = torch.zeros((rows, depth, width), dtype=torch.bool, device=batch.device)
-    log_q = torch.full((rows, depth, width), -torch.inf, device=batch.device)
+    shape = rows, depth, width
+    filled = _Filled(
+        hits=torch.zeros(shape, dtype=torch.bool, device=batch.device),
+        choices=torch.full(shape, -1, dtype=torch.int32, device=batch.device),
+        log_q=torch.full(shape, -torch.inf, device=batch.device),
+        overlap=torch.zeros(shape, device=batch.device) if rules[0].sampled and all(known) and known else None,
+    )
     columns = torch.arange(width, device=batch.device)[None]
     alive = (columns >= 1) & (columns < batch.num_output[:, None])
     state = head.begin(batch, depth)
     for first in range(1, width, ROUNDS_AT_ONCE):
         here = (columns >= first) & (columns < first + ROUNDS_AT_ONCE)
-        _score_some(head, batch, state, alive & here, rule, vocabulary, hits, log_q)
+        _score_some(head, batch, state, alive & here, rules, vocabulary, known, filled)
         head.rewind(state)
-    return hits.cpu().numpy(), log_q.cpu().numpy()
+    return RoundScores(
+        filled.hits.cpu().numpy(),
+        filled.choices.cpu().numpy(),
+        filled.log_q.cpu().numpy(),
+        None if filled.overlap is None else filled.overlap.cpu().numpy(),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Filled:
+    """`RoundScores` [B, K, N] on the device, while they are filled in."""
+
+    hits: torch.Tensor
+    choices: torch.Tensor
+    log_q: torch.Tensor
+    overlap: torch.Tensor | None
 
 
 def _score_some(
@@ -257,14 +312,16 @@ def _score_some(
     batch: Batch,
     state: Any,
     alive: torch.Tensor,
-    rule: DraftRule,
+    rules: Sequence[DraftRule],
     vocabulary: DraftVocabulary | None,
-    hits: torch.Tensor,
-    log_q: torch.Tensor,
+    known: Sequence[ResponseDistribution | None],
+    filled: _Filled,
 ) -> None:
-    """Fill in `hits` and `log_q` [B, K, N] for the rounds that are alive, [B, N]."""
+    """Fill in the rounds that are alive, [B, N]."""
     columns = torch.arange(alive.shape[1], device=batch.device)[None]
-    for position in range(1, hits.shape[1] + 1):
+    # Responses mostly ask for the same; then their rows are scored together.
+    rule_of = torch.tensor([rules.index(rule) for rule in rules], device=batch.device)
+    for position in range(1, filled.hits.shape[1] + 1):
         alive = alive & (columns + position - 1 < batch.num_known[:, None])
         row, start = alive.nonzero(as_tuple=True)
         if not len(row):
@@ -275,13 +332,43 @@ def _score_some(
         starts[row, column] = start
         states = head.draft(state, position, starts)
         wanted = batch.ids[row, batch.num_prompt[row] + start + position - 1]
-        for part in chunk_rows(len(row), vocab_size=1 << 17):
-            logits = head.logits(states[row[part], column[part]], position)
-            right, log_probability = score_rows(logits, wanted[part], rule, vocabulary)
-            hits[row[part], position - 1, start[part]] = right
-            log_q[row[part], position - 1, start[part]] = log_probability
-        reached = log_q[:, position - 1] > -torch.inf if rule.sampled else hits[:, position - 1]
-        alive = alive & (reached | hits[:, position - 1])
+        for number in sorted({rules.index(rule) for rule in rules}):
+            mine = (rule_of[row] == number).nonzero()[:, 0]
+            rule = rules[number]
+            for part in chunk_rows(len(mine), vocab_size=1 << 17):
+                at = mine[part]
+                where = row[at], torch.full_like(at, position - 1), start[at]
+                logits = head.logits(states[row[at], column[at]], position)
+                scores = score_rows(logits, wanted[at], rule, vocabulary)
+                filled.hits[where] = scores.hits
+                filled.choices[where] = scores.choice.to(torch.int32)
+                filled.log_q[where] = scores.log_q
+                if filled.overlap is not None:
+                    _fill_overlap(filled.overlap, logits, where, known, rule, vocabulary, batch)
+        hits = filled.hits[:, position - 1]
+        reached = filled.log_q[:, position - 1] > -torch.inf if rules[0].sampled else hits
+        alive = alive & (reached | hits)
+
+
+def _fill_overlap(
+    overlap: torch.Tensor,
+    logits: torch.Tensor,
+    where: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    known: Sequence[ResponseDistribution | None],
+    rule: DraftRule,
+    vocabulary: DraftVocabulary | None,
+    batch: Batch,
+) -> None:
+    """The rows of `logits` [R, draft vocabulary] at `where`, response by response; beyond a text there is no p."""
+    row, position, start = where
+    output = start + position
+    inside = output < batch.num_output[row]
+    for number in torch.unique(row).tolist():
+        p = known[number]
+        at = ((row == number) & inside).nonzero()[:, 0]
+        if p is not None and len(at):
+            found = overlaps(logits[at], p.log_p(output[at]), rule, vocabulary)
+            overlap[row[at], position[at], start[at]] = found
 
 
 def rows_at(states: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

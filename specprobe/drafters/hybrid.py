@@ -47,10 +47,14 @@ class HybridDrafter:
             if theirs.survival is not None:
                 one_hot = ours.survival if ours.survival is not None else _one_hot(ours.accepted)
                 survival = np.where(drafts[:, None], one_hot, theirs.survival)
+            missed = None
+            if ours.missed is not None and theirs.missed is not None:
+                missed = np.where(drafts, ours.missed, theirs.missed)
             yield Proposals(
                 np.where(drafts, ours.drafted, theirs.drafted),
                 np.where(drafts, ours.accepted, theirs.accepted),
                 survival,
+                missed=missed,
             )
 
 

@@ -83,9 +83,12 @@ class OpenMedusa(OpenHead):
     layout: MedusaLayout
     vocabulary: DraftVocabulary | None
     taps: tuple[int, ...] = (LAST,)
-    # vLLM drafts the argmax of each head whatever the temperature.
-    can_sample = False
     notices: tuple[Notice, ...] = ()
+
+    @property
+    def can_sample(self) -> bool:
+        """vLLM drafts the argmax of each head whatever the temperature."""
+        return False
 
     def load(self, features: Features | None) -> HeadDrafter:
         """Weights in the target's precision, on its device."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specprobe.causal_lm import LoadOptions
     from specprobe.features import Features
     from specprobe.target import Target
+    from specprobe.target_distribution import TargetDistribution
     from specprobe.tokens import Tokenizer
 
 
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 class DraftContext:
     """What a drafter with weights is opened for.
 
-    `target`: None where responses come from a log and no target is named. `sampled`: whether drafts are drawn from
-    the draft distribution, too. `depth`: the most tokens per round. `temperatures`: of the responses, where known.
+    `target`: None where responses come from a log and no target is named. `greedy`, `sampled`: whether drafts are
+    the likeliest tokens, and whether they are drawn from the draft distribution, above temperature 0. `depth`: the
+    most tokens per round. `temperatures`: of the responses, where known. `distribution`: p of the target while it
+    wrote, for estimates of lower variance; filled with the responses.
     """
 
     target: Target | None
@@ -32,7 +35,9 @@ class DraftContext:
     profile: Profile
     depth: int
     sampled: bool
+    greedy: bool = True
     temperatures: tuple[float, ...] = ()
+    distribution: TargetDistribution | None = None
 
     @property
     def may_be_warm(self) -> bool:
@@ -137,7 +142,6 @@ class OpenModel:
 
     spec: ModelSpec
     has_model = True
-    can_sample = True
     taps: tuple[int, ...] = ()
     notices: tuple[Notice, ...] = ()
 
@@ -145,6 +149,11 @@ class OpenModel:
     def name(self) -> str:
         """Name and model."""
         return self.spec.label
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether engines can draw its drafts from its distribution."""
+        return True
 
 
 def describe_model(spec: ModelSpec, **facts: Any) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class NgramDrafter:
             num_output = trajectory.output_ids.size
             drafted = np.zeros((depth, num_output), dtype=np.int16)
             accepted = np.zeros((depth, num_output), dtype=np.int16)
+            missed = np.full((depth, num_output), -1, dtype=np.int32)
             _propose(
                 known_tokens(trajectory),
                 trajectory.prompt_ids.size,
@@ -71,8 +72,9 @@ class NgramDrafter:
                 limits.longest_drafts(trajectory.prompt_ids.size, num_output),
                 drafted,
                 accepted,
+                missed,
             )
-            yield Proposals(drafted, accepted)
+            yield Proposals(drafted, accepted, missed=missed)
 
 
 def make_ngram(options: Mapping[str, str], profile: Profile) -> NgramDrafter:
@@ -81,6 +83,7 @@ def make_ngram(options: Mapping[str, str], profile: Profile) -> NgramDrafter:
     llama.cpp adds `copy=M`; transformers always goes down to 1.
     """
     rule = profile.ngram
+    assert rule is not None, f"{profile.name} has no n-gram drafter that is replayed"
     known = ("min", "max") if rule.copy_limit is None else ("min", "max", "copy")
     refuse_unknown_options(options, known, f"ngram of {profile.name}")
     max_n = read_option(options, "max", 0, int, (1, LONGEST_LOOKUP), "ngram")
@@ -122,8 +125,9 @@ def _propose(
     longest: NDArray[np.int64],
     drafted: NDArray[np.int16],
     accepted: NDArray[np.int16],
+    missed: NDArray[np.int32],
 ) -> None:
-    """Fill `drafted` and `accepted` [K, N] for every start, with one hash table per lookup length.
+    """Fill `drafted`, `accepted` and `missed` [K, N] for every start, with one hash table per lookup length.
 
     A table maps an n-gram to the start of its earliest (or latest) occurrence among those that may be copied at
     the current history; it grows by one n-gram as the history does, so a start costs O(max_n^2) at worst.
@@ -163,6 +167,7 @@ def _propose(
         column = history - num_prompt
         length = min(depth if pad else min(available, depth), longest[column])
         matched = 0
+        draft = -1
         while matched < length and history + matched < num_known:
             draft = tokens[copy_from + matched] if matched < available else tokens[history - 1]
             if draft != tokens[history + matched]:
@@ -171,6 +176,8 @@ def _propose(
         for k in range(depth):
             drafted[k, column] = min(length, k + 1)
             accepted[k, column] = min(matched, k + 1)
+            if matched < drafted[k, column]:
+                missed[k, column] = draft
 
 
 @njit(cache=True, nogil=True)

@@ -18,6 +18,7 @@ from specprobe.drafters.base import Adoption, refuse_unknown_options
 from specprobe.drafters.draft import OpenDraftModel, open_draft
 from specprobe.drafters.heads import Batch, HeadDrafter, RoundCache, rows_at
 from specprobe.drafters.models import DraftContext, ModelSpec, OpenModel, describe_model
+from specprobe.drafters.scores import drawing
 from specprobe.drafters.vocabularies import VocabularyMatch
 from specprobe.dynamic_cache import cache_argument
 from specprobe.errors import SpecprobeError
@@ -120,7 +121,7 @@ class OpenPard(OpenModel):
             taps=(),
             device=place,
             dtype=model.dtype,
-            sampled=self.context.sampled,
+            drawing=drawing(self.context, self.spec.name),
             max_positions=self.context.positions_heeded(model.config.get_text_config()),
         )
 

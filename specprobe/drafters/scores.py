@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specprobe.distribution import RowProcessors
 from specprobe.drafters.base import Limits, Proposals
+from specprobe.drafters.models import DraftContext
 from specprobe.errors import SpecprobeError
+from specprobe.processors import DEFAULT_RULE, PLAIN, Processors, Step
+from specprobe.profiles import SampledRule
 from specprobe.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from specprobe.target_distribution import ResponseDistribution, TargetDistribution
 
 # Values of logits that are worked on at once (256 MB in float32).
 _LOGIT_VALUES = 2**26
@@ -65,26 +73,74 @@ class DraftVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class DraftRule:
-    """How drafts are drawn: greedily, and, where `sampled`, also from the draft distribution at `temperature`."""
+    """How drafts are drawn: greedily, and, where `sampled`, also from the draft distribution.
+
+    That is the softmax of the drafter's logits after the steps of `order`. `accept`: the rule by which sampled drafts
+    are accepted.
+    """
 
     temperature: float
     sampled: bool
+    processors: Processors = PLAIN
+    order: tuple[Step, ...] = ("temperature",)
+    accept: SampledRule = "rejection"
+
+    def log_q(self, logits: torch.Tensor) -> torch.Tensor:
+        """Log of the draft distribution [R, draft vocabulary]."""
+        rows = RowProcessors([self.processors], DEFAULT_RULE, logits.device)
+        return torch.log_softmax(rows.cut(logits.float(), self.temperature, self.order), dim=-1)
 
 
-def draft_rule(trajectory: Trajectory, sampled: bool) -> DraftRule:
-    """How drafts are drawn while a trajectory is written: at temperature 0 a sampled draft is the greedy one."""
-    return DraftRule(trajectory.temperature, sampled and trajectory.temperature > 0)
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How a drafter's drafts are drawn, whatever the response: `DraftRule` without what the request asks for.
+
+    `distribution`: p of the target, where it is known.
+    """
+
+    sampled: bool
+    order: tuple[Step, ...] = ("temperature",)
+    accept: SampledRule = "rejection"
+    distribution: TargetDistribution | None = None
+
+    def rule(self, trajectory: Trajectory) -> DraftRule:
+        """While this response was written: at temperature 0 a sampled draft is the greedy one."""
+        sampled = self.sampled and trajectory.temperature > 0
+        return DraftRule(trajectory.temperature, sampled, trajectory.processors, self.order, self.accept)
+
+    def p(self, trajectory: Trajectory) -> ResponseDistribution | None:
+        """p of the target while it wrote, where sampled drafts are held against it."""
+        return self.distribution.of(trajectory) if self.sampled and self.distribution else None
+
+
+def drawing(context: DraftContext, drafter: str) -> Drawing:
+    """By the rules of the engine."""
+    profile = context.profile
+    return Drawing(
+        context.sampled,
+        profile.draft_orders.get(drafter, profile.draft_order),
+        profile.sampled_drafts or "rejection",
+        context.distribution,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """What drafts are worth where the target wrote a token, [R] each.
+
+    `hits`: whether the greedy draft is that token; `choice`: the greedy draft, a target id. `log_q`: log q of the
+    token, zeros where drafts are not sampled, -inf where it cannot be drafted.
+    """
+
+    hits: torch.Tensor
+    choice: torch.Tensor
+    log_q: torch.Tensor
 
 
 def score_rows(
     logits: torch.Tensor, wanted: torch.Tensor, rule: DraftRule, vocabulary: DraftVocabulary | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What drafts from `logits` [R, draft vocabulary] are worth where the target wrote `wanted` [R] (target ids).
-
-    Returns whether the greedy draft is that token, bool [R], and log q of it, float32 [R] (zeros where not sampled;
-    -inf where it cannot be drafted). Sampled drafts come from softmax(logits / temperature) without top-k, top-p
-    and penalties (vLLM 0.33 v1/worker/gpu/spec_decode).
-    """
+) -> Scores:
+    """Score drafts from `logits` [R, draft vocabulary] against the tokens `wanted` [R] (target ids)."""
     if vocabulary is not None:
         wanted = vocabulary.wanted(wanted)
         logits = logits.masked_fill(vocabulary.to_target < 0, float("-inf"))
@@ -95,11 +151,30 @@ def score_rows(
             f"the drafter's logits are not numbers in {logits.dtype}; its weights are damaged, or try --dtype"
         )
     hits = (choice == wanted) & possible
+    drafted = choice if vocabulary is None else vocabulary.to_target[choice]
     if not rule.sampled:
-        return hits, torch.zeros_like(hits, dtype=torch.float32)
-    log_q = torch.log_softmax(logits.float() / rule.temperature, dim=-1)
-    chosen = log_q.gather(-1, wanted.clamp(0, logits.shape[-1] - 1)[:, None])[:, 0]
-    return hits, torch.where(possible, chosen, -torch.inf)
+        return Scores(hits, drafted, torch.zeros_like(hits, dtype=torch.float32))
+    chosen = rule.log_q(logits).gather(-1, wanted.clamp(0, logits.shape[-1] - 1)[:, None])[:, 0]
+    return Scores(hits, drafted, torch.where(possible, chosen, -torch.inf))
+
+
+def overlaps(
+    logits: torch.Tensor, log_p: torch.Tensor, rule: DraftRule, vocabulary: DraftVocabulary | None = None
+) -> torch.Tensor:
+    """The chance [R] that a draft drawn from `logits` is accepted where the target has `log_p` [R, V].
+
+    sum_x min(p(x), q(x)) under rejection sampling (Leviathan et al., arXiv 2211.17192, section 3.1); sum_x p(x) q(x)
+    where the target is sampled and compared.
+    """
+    if vocabulary is not None:
+        logits = logits.masked_fill(vocabulary.to_target < 0, float("-inf"))
+        p = log_p[:, vocabulary.to_target.clamp(min=0)].exp()
+    else:
+        # One of the two may have rows that no token uses.
+        width = min(logits.shape[-1], log_p.shape[-1])
+        p = torch.nn.functional.pad(log_p[:, :width].exp(), (0, logits.shape[-1] - width))
+    q = rule.log_q(logits).exp()
+    return (torch.minimum(p, q) if rule.accept == "rejection" else p * q).sum(-1)
 
 
 def chunk_rows(num_rows: int, vocab_size: int) -> Sequence[slice]:
@@ -130,12 +205,17 @@ def outside_mass(
     return total
 
 
-def acceptance_probability(log_q: NDArray[np.float32], log_p: NDArray[np.float32]) -> NDArray[np.float64]:
-    """min(1, q(x) / p(x)): that the token x, which the target wrote, came from an accepted draft.
+def acceptance_probability(
+    log_q: NDArray[np.float32], log_p: NDArray[np.float32], rule: SampledRule = "rejection"
+) -> NDArray[np.float64]:
+    """That the token x, which the target wrote, came from an accepted draft.
 
-    DESIGN section 2; Leviathan et al., arXiv 2211.17192, section 2.3: x is drafted and accepted with probability
-    min(p(x), q(x)), and committed with p(x).
+    min(1, q(x) / p(x)) under rejection sampling (DESIGN section 2; Leviathan et al., arXiv 2211.17192, section 2.3: x
+    is drafted and accepted with probability min(p(x), q(x)), and committed with p(x)); q(x) under an exact-match
+    rule, where drafts do not matter for what the target samples.
     """
+    if rule == "exact_match":
+        return np.exp(log_q.astype(np.float64))
     # What cannot be drafted is never accepted, however unlikely the text.
     ratio = np.where(np.isneginf(log_q), -np.inf, log_q.astype(np.float64) - np.maximum(log_p, -1e30))
     return np.exp(np.minimum(ratio, 0.0))
@@ -164,59 +244,87 @@ def longest_by_depth(
     return np.where(fits, longest, 0)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """Chances of sampled drafts, of shape [..., N] as `hits` beside them.
+
+    `accept`: a of the text there; `overlap`: the chance before the text is known, see `overlaps`, where p is known.
+    """
+
+    accept: NDArray[np.float64]
+    overlap: NDArray[np.float64] | None = None
+
+
 def prefix_proposals(
     trajectory: Trajectory,
     depth: int,
     longest: NDArray[np.int64],
     hits: NDArray[np.bool_],
-    accept: NDArray[np.float64] | None,
+    choices: NDArray[np.int32],
+    draws: Draws | None,
     outside: float | None = None,
 ) -> Proposals:
     """Proposals of a drafter whose q depends on the tokens before it alone: what holds at a token holds in any round.
 
-    `hits` [N + tail]: whether the greedy draft at each output token is right; `accept` [N]: a of sampled drafts there.
+    `hits`, `choices` [N + tail]: whether the greedy draft at each output token is right, and which it is; `draws` [N].
     """
     num_output = trajectory.output_ids.size
-    right = np.zeros((depth, num_output), dtype=bool)
-    for i in range(depth):
-        shifted = hits[i : i + num_output]
-        right[i, : shifted.size] = shifted
-    chance = None
-    if accept is not None:
-        chance = np.zeros((depth, num_output))
-        for i in range(depth):
-            chance[i, : max(0, num_output - i)] = accept[i:num_output]
-    return nested_proposals(depth, longest, right, chance, outside)
+
+    def by_position(values: NDArray[Any], fill: int) -> NDArray[Any]:
+        """[K, N]: of a round that starts at s, what lies at s, s + 1, ..."""
+        padded = np.concatenate([values, np.full(depth, fill, dtype=values.dtype)])
+        return np.lib.stride_tricks.sliding_window_view(padded, num_output)[:depth]
+
+    chances = None
+    if draws is not None:
+        overlap = None if draws.overlap is None else by_position(draws.overlap[:num_output], 0)
+        chances = Draws(by_position(draws.accept[:num_output], 0), overlap)
+    return nested_proposals(depth, longest, by_position(hits, 0), by_position(choices, -1), chances, outside)
 
 
 def nested_proposals(
     depth: int,
     longest: NDArray[np.int64],
     hits: NDArray[np.bool_],
-    accept: NDArray[np.float64] | None,
+    choices: NDArray[np.int32],
+    draws: Draws | None,
     outside: float | None = None,
 ) -> Proposals:
     """Proposals whose shallower drafts are the beginnings of deeper ones, always as long as allowed.
 
-    `hits` [K, N] and `accept` [K, N]: position i of a round that starts at s, given that all before it were accepted.
+    `hits`, `choices`, `draws` [K, N]: position i of a round that starts at s, given that all before it were accepted.
     """
     depths = np.arange(1, depth + 1)[:, None]
     drafted = np.minimum(depths, longest).astype(np.int16)
     right_so_far = np.cumprod(hits, axis=0, dtype=np.int16).sum(axis=0, dtype=np.int16)
-    survival = None
-    if accept is not None:
-        survival = np.broadcast_to(np.cumprod(accept, axis=0, dtype=np.float64), (depth, *accept.shape))
-    return Proposals(drafted, np.minimum(drafted, right_so_far), survival, outside)
+    accepted = np.minimum(drafted, right_so_far)
+    survival = overlap = None
+    if draws is not None:
+        shape = (depth, *draws.accept.shape)
+        survival = np.broadcast_to(np.cumprod(draws.accept, axis=0, dtype=np.float64), shape)
+        overlap = None if draws.overlap is None else np.broadcast_to(draws.overlap, shape)
+    return Proposals(drafted, accepted, survival, outside, _missed(drafted, accepted, choices), overlap)
 
 
 def separate_proposals(
     longest: NDArray[np.int64],
     hits: NDArray[np.bool_],
-    accept: NDArray[np.float64] | None,
+    choices: NDArray[np.int32],
+    draws: Draws | None,
 ) -> Proposals:
-    """Proposals that differ from depth to depth: `hits`, `accept` [K, K, N] with the depth first."""
+    """Proposals that differ from depth to depth: `hits`, `choices`, `draws` [K, K, N] with the depth first."""
     depth = hits.shape[0]
     drafted = np.minimum(np.arange(1, depth + 1)[:, None], longest).astype(np.int16)
     right_so_far = np.cumprod(hits, axis=1, dtype=np.int16).sum(axis=1, dtype=np.int16)
-    survival = None if accept is None else np.cumprod(accept, axis=1, dtype=np.float64)
-    return Proposals(drafted, np.minimum(drafted, right_so_far), survival)
+    accepted = np.minimum(drafted, right_so_far)
+    missed = np.stack([_missed(d, a, c) for d, a, c in zip(drafted, accepted, choices, strict=True)])
+    survival = None if draws is None else np.cumprod(draws.accept, axis=1, dtype=np.float64)
+    return Proposals(drafted, accepted, survival, missed=missed, overlap=None if draws is None else draws.overlap)
+
+
+def _missed(drafted: NDArray[np.int16], accepted: NDArray[np.int16], choices: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The draft behind the accepted ones, -1 where there is none; `drafted`, `accepted` [..., N], `choices` [K, N]."""
+    index = np.minimum(accepted, len(choices) - 1)
+    behind = np.take_along_axis(choices, np.atleast_2d(index).astype(np.intp), axis=0).reshape(accepted.shape)
+    missed: NDArray[np.int32] = np.where(accepted < drafted, behind, -1).astype(np.int32)
+    return missed

@@ -83,6 +83,7 @@ class SuffixDrafter:
             local = with_room(local, num_prompt + num_output)
             drafted = np.zeros((depth, num_output), dtype=np.int16)
             accepted = np.zeros((depth, num_output), dtype=np.int16)
+            missed = np.full((depth, num_output), -1, dtype=np.int32)
             for row, tree in enumerate(shared):
                 rows = slice(None) if len(shared) == 1 else slice(row, row + 1)
                 tree.begin(num_output + trajectory.tail_ids.size)
@@ -98,12 +99,13 @@ class SuffixDrafter:
                     np.float32(self.min_token_prob),
                     drafted[rows],
                     accepted[rows],
+                    missed[rows],
                 )
                 overrun = 0
                 if trajectory.tail_ids.size:
                     overrun = _tokens_past_end(drafted, accepted, row + 1, tokens.size - num_prompt)
                 tree.finish(tokens[num_prompt:], num_output + min(overrun, trajectory.tail_ids.size))
-            yield Proposals(drafted, accepted)
+            yield Proposals(drafted, accepted, missed=missed)
 
 
 def make_suffix(options: Mapping[str, str], profile: Profile) -> SuffixDrafter:  # noqa: ARG001 - one rule for all
@@ -188,8 +190,9 @@ def _propose(
     floor: np.float32,
     drafted: NDArray[np.int16],
     accepted: NDArray[np.int16],
+    missed: NDArray[np.int32],
 ) -> None:
-    """Fill `drafted` and `accepted` [rows, N]; row j is depth first_depth + j.
+    """Fill `drafted`, `accepted` and `missed` [rows, N]; row j is depth first_depth + j.
 
     The local tree holds the prompt and the response, the shared one responses only, the running one included.
     """
@@ -197,6 +200,7 @@ def _propose(
     last_depth = first_depth + num_depths - 1
     lengths = np.empty((2, last_depth), dtype=np.int64)
     matches = np.empty((2, last_depth), dtype=np.int64)
+    wrongs = np.empty((2, last_depth), dtype=np.int64)
     scores = np.empty((2, last_depth), dtype=np.float32)
     partial = np.empty(last_depth + 1, dtype=np.float32)
     clear_tree(local)
@@ -206,10 +210,12 @@ def _propose(
     for start in range(1, num_output):
         history = num_prompt + start
         append_token(local, tokens[history - 1])
-        _best_drafts(local, tokens, history, history, factor, floor, partial, lengths[0], matches[0], scores[0])
+        found = lengths[0], matches[0], wrongs[0], scores[0]
+        _best_drafts(local, tokens, history, history, factor, floor, partial, *found)
         if use_shared:
             append_token(shared, tokens[history - 1])
-            _best_drafts(shared, tokens, history, start, factor, floor, partial, lengths[1], matches[1], scores[1])
+            found = lengths[1], matches[1], wrongs[1], scores[1]
+            _best_drafts(shared, tokens, history, start, factor, floor, partial, *found)
         for row in range(num_depths):
             # Near the context limit the engine asks for a shallower draft, which may come from another match.
             k = min(first_depth + row, longest[start]) - 1
@@ -218,6 +224,8 @@ def _propose(
             source = 1 if use_shared and scores[1, k] > scores[0, k] else 0
             drafted[row, start] = lengths[source, k]
             accepted[row, start] = matches[source, k]
+            if matches[source, k] < lengths[source, k]:
+                missed[row, start] = wrongs[source, k]
 
 
 @njit(cache=True, nogil=True)
@@ -231,14 +239,16 @@ def _best_drafts(
     partial: NDArray[np.float32],
     lengths: NDArray[np.int64],
     matches: NDArray[np.int64],
+    wrongs: NDArray[np.int64],
     scores: NDArray[np.float32],
 ) -> None:
     """The best draft of one tree after `tokens[:history]`, for every depth 1..K at once.
 
-    For each depth: its length, how many of its leading tokens equal the text that follows, and its score, the
-    float32 sum of its tokens' estimated probabilities. `run_length`: the newest tokens that this tree holds as its
-    running sequence. A tie goes to the longer match. One walk serves all depths, since a shallower draft from the
-    same match is a prefix of a deeper one; which match wins depends on the depth.
+    For each depth: its length, how many of its leading tokens equal the text that follows, the first that does not
+    (where it is longer), and its score, the float32 sum of its tokens' estimated probabilities. `run_length`: the
+    newest tokens that this tree holds as its running sequence. A tie goes to the longer match. One walk serves all
+    depths, since a shallower draft from the same match is a prefix of a deeper one; which match wins depends on the
+    depth.
     """
     nodes = tree.nodes
     text = tree.text
@@ -249,7 +259,7 @@ def _best_drafts(
     scores[:] = 0
     partial[0] = 0
     node, tail = NONE, NONE
-    length, matched = 0, 0
+    length, matched, wrong = 0, 0, -1
     probability, score = np.float32(1.0), np.float32(0.0)
     is_over = False
     last_count = 0
@@ -272,7 +282,7 @@ def _best_drafts(
             node = longer
             if match <= run_length:
                 tail = NONE
-            length, matched = 0, 0
+            length, matched, wrong = 0, 0, -1
             probability, score = np.float32(1.0), np.float32(0.0)
             is_over = False
         limit = min(depth, int(np.float32(match) * factor + 1e-6), max_depth - match)
@@ -295,6 +305,8 @@ def _best_drafts(
                 break
             if matched == length and history + length < tokens.size and tokens[history + length] == token:
                 matched += 1
+            elif matched == length:
+                wrong = token
             length += 1
             score += probability
             partial[length] = score
@@ -303,6 +315,7 @@ def _best_drafts(
             if partial[reached] >= scores[k]:
                 lengths[k] = reached
                 matches[k] = min(matched, reached)
+                wrongs[k] = wrong
                 scores[k] = partial[reached]
 
 

@@ -1,0 +1,98 @@
+"""What each request asks of sampling: the settings of the command line, or those that its row of the log says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specprobe.errors import SpecprobeError
+from specprobe.notices import Notice
+from specprobe.processors import PLAIN, ProcessingRule, Processors
+from specprobe.prompt import Prompt
+from specprobe.units import format_plural
+
+# What OpenAI's API and vLLM take where a request says nothing.
+UNSAID_TEMPERATURE = 1.0
+# vLLM raises what lies between to it (sampling_params.py).
+SMALLEST_TEMPERATURE = 0.01
+# Each has results of its own; more would be too many to look at, and too few responses each.
+MOST_TEMPERATURES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request's sampling besides its temperature. `max_new_tokens`: its own limit, where it has one."""
+
+    processors: Processors = PLAIN
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The requests of one temperature: their prompts, and what each of them asks for."""
+
+    temperature: float
+    prompts: tuple[Prompt, ...]
+    asked: tuple[Asked, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """All requests by temperature, ascending, and those that the engine would refuse."""
+
+    groups: tuple[Group, ...]
+    refused: int = 0
+    notices: tuple[Notice, ...] = ()
+
+
+def groups_at(prompts: Sequence[Prompt], temperatures: Sequence[float], processors: Processors) -> Groups:
+    """Every prompt at every temperature, all with the same settings."""
+    asked = (Asked(processors),) * len(prompts)
+    return Groups(tuple(Group(temperature, tuple(prompts), asked) for temperature in temperatures))
+
+
+def groups_of_log(prompts: Sequence[Prompt], otherwise: Processors, rule: ProcessingRule) -> Groups:
+    """Every prompt once, at the temperature of its row; settings that it does not say are `otherwise`.
+
+    Raises SpecprobeError where the log says more temperatures than a report can hold, or no request is left.
+    """
+    by_temperature: dict[float, list[tuple[Prompt, Asked]]] = {}
+    obstacles: Counter[str] = Counter()
+    unsaid = 0
+    for prompt in prompts:
+        processors = Processors.from_settings(prompt.settings, otherwise)
+        if obstacle := rule.obstacle(processors):
+            obstacles[obstacle.partition(": ")[2]] += 1
+            continue
+        unsaid += "temperature" not in prompt.settings
+        temperature = float(prompt.settings.get("temperature", UNSAID_TEMPERATURE))
+        if temperature:
+            temperature = max(temperature, SMALLEST_TEMPERATURE)
+        limit = prompt.settings.get("max_tokens")
+        asked = Asked(processors, None if limit is None else int(limit))
+        by_temperature.setdefault(temperature, []).append((prompt, asked))
+    if len(by_temperature) > MOST_TEMPERATURES:
+        raise SpecprobeError(
+            f"--temperature log: the log says {len(by_temperature)} temperatures, each with results of its own; "
+            f"name up to {MOST_TEMPERATURES} that matter, such as --temperature 0,0.7"
+        )
+    if not by_temperature:
+        raise SpecprobeError(f"--temperature log: no request is left ({'; '.join(obstacles)})")
+    notices = [
+        Notice("requests_refused", f"{format_plural(count, 'request')} left out: {reason}")
+        for reason, count in sorted(obstacles.items())
+    ]
+    if unsaid:
+        notices.append(
+            Notice(
+                "temperature_unsaid",
+                f"{unsaid} of {len(prompts)} requests say no temperature: {UNSAID_TEMPERATURE:g} was taken, as "
+                "OpenAI's API and vLLM do (vLLM takes what the model's generation_config.json says, where it does)",
+            )
+        )
+    groups = tuple(
+        Group(temperature, tuple(prompt for prompt, _ in requests), tuple(asked for _, asked in requests))
+        for temperature, requests in sorted(by_temperature.items())
+    )
+    return Groups(groups, sum(obstacles.values()), tuple(notices))

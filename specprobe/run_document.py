@@ -1,0 +1,277 @@
+"""The document of a run, which `recommend` and scripts read.
+
+It stores raw counts per response and depth; totals, intervals and curves in it are derived from them, and are derived
+again when it is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specprobe.acceptance import Acceptance, Counts, DepthTotals, Expectation
+from specprobe.documents import read_document
+from specprobe.drafters.base import ADOPTION_WORDS, Adoption
+from specprobe.entropy import EntropyQuartile, EntropySummary
+from specprobe.errors import SpecprobeError
+from specprobe.interval import LEVEL, Interval
+from specprobe.notices import Notice
+from specprobe.run import ResponseRecord, Run, ladders
+from specprobe.summary import LowerVariance, ResultSummary
+from specprobe.temperature import temperature_curves
+
+SCHEMA = "specprobe.run/1"
+
+
+def run_document(run: Run, summaries: Sequence[ResultSummary]) -> dict[str, Any]:
+    """The `specprobe.run/1` document. Same run, same bytes: it holds no time and no path of its own."""
+    return {
+        "schema": SCHEMA,
+        "specprobe_version": run.version,
+        "workload": dict(run.workload),
+        "target": run.target,
+        "engine_profile": run.engine_profile,
+        "settings": dict(run.settings),
+        "responses": [
+            {
+                "temperature": lengths.temperature,
+                "source": lengths.source,
+                "ids": list(lengths.ids),
+                "prompt_tokens": lengths.prompt_tokens.tolist(),
+                "output_tokens": lengths.output_tokens.tolist(),
+                "prompts": lengths.prompts.tolist(),
+                "samples": lengths.samples.tolist(),
+                "groups": list(lengths.groups) if lengths.groups else None,
+                "entropy": lengths.entropy.to_json() if lengths.entropy else None,
+            }
+            for lengths in run.responses
+        ],
+        "results": [_result_json(run, summary) for summary in summaries],
+        "temperature_curves": [curve.to_json() for curve in temperature_curves(run.results)],
+        "ladder": [
+            {"temperature": temperature, "rungs": [rung.to_json() for rung in rungs]}
+            for temperature, rungs in ladders(run)
+        ],
+        "warnings": [{"code": notice.code, "message": notice.message} for notice in run.notices],
+    }
+
+
+def load_run(path: Path) -> Run:
+    """Read a run again. Raises SpecprobeError for a file that is not a run of a version this one knows."""
+    document = read_document(path, SCHEMA, "name a run that `analyze` wrote")
+    try:
+        return _run_from_json(document)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        raise SpecprobeError(f"{path}: damaged run ({type(error).__name__}: {error}); analyze again") from None
+
+
+def _result_json(run: Run, summary: ResultSummary) -> dict[str, Any]:
+    acceptance = summary.acceptance
+    return {
+        "drafter": acceptance.drafter,
+        "config": dict(acceptance.config),
+        "temperature": acceptance.temperature,
+        "draft_sampling": acceptance.draft_sampling,
+        "fixed_length": acceptance.fixed_length,
+        "adoption": ADOPTION_WORDS[Adoption(acceptance.adoption)],
+        "outside_share": acceptance.outside_share,
+        "depths": [
+            _depth_json(totals, interval)
+            for totals, interval in zip(summary.totals, summary.tokens_per_round, strict=True)
+        ],
+        "curve": _curve_json(summary),
+        "lower_variance": [_lower_variance_json(found) for found in summary.lower_variance]
+        if summary.lower_variance
+        else None,
+        "by_entropy": [quartile.to_json() for quartile in acceptance.by_entropy] if acceptance.by_entropy else None,
+        "concentration": summary.concentration.to_json(),
+        "groups": [group.to_json() for group in summary.groups],
+        "per_prompt": _per_prompt_json(acceptance, run.responses_at(acceptance.temperature)),
+    }
+
+
+def _lower_variance_json(found: LowerVariance) -> dict[str, Any]:
+    return {
+        "depth": found.depth,
+        "at_risk_at": list(found.at_risk_at),
+        "accepted_at": list(found.accepted_at),
+        "conditional": list(found.conditional),
+        "tokens_per_round": found.tokens_per_round,
+        "interval": {
+            "tokens_per_round": [found.interval.low, found.interval.high] if found.interval else None,
+            "level": LEVEL,
+        },
+    }
+
+
+def _depth_json(totals: DepthTotals, interval: Interval | None) -> dict[str, Any]:
+    return {
+        "depth": totals.depth,
+        "responses": totals.responses,
+        "emitted_tokens": totals.emitted_tokens,
+        "rounds": totals.rounds,
+        "drafted_rounds": totals.drafted_rounds,
+        "drafted_tokens": totals.drafted_tokens,
+        "accepted_tokens": totals.accepted_tokens,
+        "drafted_at": list(totals.drafted_at),
+        "accepted_at": list(totals.accepted_at),
+        "coverage": totals.coverage,
+        "acceptance_rate": totals.acceptance_rate,
+        "mean_acceptance_length": totals.mean_acceptance_length,
+        "tokens_per_round": totals.tokens_per_round,
+        "interval": {
+            "tokens_per_round": [interval.low, interval.high] if interval else None,
+            "level": LEVEL,
+        },
+    }
+
+
+def _curve_json(summary: ResultSummary) -> dict[str, Any]:
+    """The fitted models, or, where the drafter sets its own length, what it drafted and kept; intervals with both."""
+    intervals = {
+        "conditional": [[interval.low, interval.high] if interval else None for interval in summary.conditional],
+        "level": LEVEL,
+    }
+    if summary.curve is not None:
+        return {"fitted": True, **summary.curve.to_json(summary.acceptance.depth), "interval": intervals}
+    deepest = summary.totals[-1]
+    rounds = max(deepest.rounds, 1)
+    at_least = (deepest.rounds, *deepest.drafted_at, 0)
+    return {
+        "fitted": False,
+        "reason": "the drafter chooses its own draft length, so depths are not nested and not fitted across",
+        "conditional": list(deepest.conditional),
+        # Of all rounds, those without a draft included: P(the draft reached position i and was accepted up to it).
+        "survival": [accepted / rounds for accepted in deepest.accepted_at],
+        "draft_length_shares": [(at_least[i] - at_least[i + 1]) / rounds for i in range(deepest.depth + 1)],
+        "interval": intervals,
+    }
+
+
+def _per_prompt_json(acceptance: Acceptance, responses: ResponseRecord) -> list[dict[str, Any]]:
+    """One row for each response and depth: one for each prompt, where each has one response."""
+    rounds = acceptance.rounds.tolist()
+    drafted_tokens = acceptance.drafted_tokens.tolist()
+    drafted_at = acceptance.drafted_at.tolist()
+    at_risk_at = acceptance.at_risk_at.tolist()
+    accepted_at = acceptance.accepted_at.tolist()
+    samples = responses.samples.tolist()
+    expected = acceptance.expectation
+    tables = (expected.at_risk_at.tolist(), expected.accepted_at.tolist()) if expected else None
+    return [
+        {
+            "id": prompt_id,
+            "sample": samples[p],
+            "depth": k + 1,
+            "rounds": rounds[p][k],
+            "drafted_rounds": drafted_at[p][k][0],
+            "drafted_tokens": drafted_tokens[p][k],
+            "drafted_at": drafted_at[p][k][: k + 1],
+            "at_risk_at": at_risk_at[p][k][: k + 1],
+            "accepted_at": accepted_at[p][k][: k + 1],
+            **(
+                {
+                    "expected_at_risk_at": tables[0][p][k][: k + 1],
+                    "expected_accepted_at": tables[1][p][k][: k + 1],
+                }
+                if tables
+                else {}
+            ),
+        }
+        for p, prompt_id in enumerate(acceptance.ids)
+        for k in range(acceptance.depth)
+    ]
+
+
+def _run_from_json(document: Mapping[str, Any]) -> Run:
+    responses = tuple(_responses_from_json(entry) for entry in document["responses"])
+    by_temperature = {record.temperature: record for record in responses}
+    _expect(document["workload"], dict, "workload")
+    _expect(document["target"] or {}, dict, "target")
+    _expect((document["target"] or {}).get("name", ""), str, "target name")
+    _expect(document["engine_profile"], str, "engine_profile")
+    _expect(document["settings"], dict, "settings")
+    return Run(
+        workload=document["workload"],
+        target=document["target"],
+        engine_profile=document["engine_profile"],
+        settings=document["settings"],
+        responses=responses,
+        results=tuple(_acceptance_from_json(entry, by_temperature) for entry in document["results"]),
+        notices=tuple(Notice(entry["code"], entry["message"]) for entry in document["warnings"]),
+        version=document["specprobe_version"],
+    )
+
+
+def _responses_from_json(entry: Mapping[str, Any]) -> ResponseRecord:
+    count = len(entry["ids"])
+    entropy = entry.get("entropy")
+    record = ResponseRecord(
+        temperature=float(entry["temperature"]),
+        source=str(entry["source"]),
+        ids=tuple(entry["ids"]),
+        prompt_tokens=np.array(entry["prompt_tokens"], dtype=np.int32),
+        output_tokens=np.array(entry["output_tokens"], dtype=np.int32),
+        # Older runs had one response to each prompt.
+        prompts=np.array(entry.get("prompts", range(count)), dtype=np.int32),
+        samples=np.array(entry.get("samples", [0] * count), dtype=np.int32),
+        groups=tuple(entry["groups"]) if entry.get("groups") else None,
+        entropy=EntropySummary(entropy["tokens"], entropy["mean"], tuple(entropy["quartiles"])) if entropy else None,
+    )
+    sizes = {r.size for r in (record.prompt_tokens, record.output_tokens, record.prompts, record.samples)}
+    if sizes != {count} or (record.groups is not None and len(record.groups) != count) or (record.prompts < 0).any():
+        raise ValueError("responses of unequal length")
+    return record
+
+
+def _expect(value: Any, kind: type, what: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} is no {kind.__name__}")
+
+
+def _acceptance_from_json(entry: Mapping[str, Any], responses: Mapping[float, ResponseRecord]) -> Acceptance:
+    depth = len(entry["depths"])
+    rows = entry["per_prompt"]
+    record = responses[entry["temperature"]]
+    num_prompts = len(record.ids)
+    if len(rows) != num_prompts * depth or not math.isfinite(entry["temperature"]):
+        raise ValueError(f"{len(rows)} rows for {num_prompts} prompts and {depth} depths")
+
+    # One-hot drafts are counted, sampled ones expected.
+    kind: type = np.int32 if entry["draft_sampling"] == "greedy" else np.float64
+
+    def table(key: str, kind: type = kind) -> Any:
+        counts: Counts = np.zeros((len(rows), depth), dtype=kind)
+        for row, values in enumerate(rows):
+            counts[row, : len(values[key])] = values[key]
+        return counts.reshape(num_prompts, depth, depth)
+
+    _expect(entry["drafter"], str, "drafter")
+    _expect(entry["config"], dict, "config")
+    return Acceptance(
+        drafter=entry["drafter"],
+        config=entry["config"],
+        fixed_length=entry["fixed_length"],
+        temperature=entry["temperature"],
+        draft_sampling=entry["draft_sampling"],
+        ids=tuple(row["id"] for row in rows[::depth]),
+        output_tokens=record.output_tokens,
+        rounds=np.array([row["rounds"] for row in rows], dtype=kind).reshape(num_prompts, depth),
+        drafted_at=table("drafted_at"),
+        at_risk_at=table("at_risk_at"),
+        accepted_at=table("accepted_at"),
+        # Runs of the first version had model-free drafters only.
+        adoption={words: level for level, words in ADOPTION_WORDS.items()}[entry.get("adoption", "flag")],
+        outside_share=entry.get("outside_share"),
+        prompts=record.prompts,
+        expectation=Expectation(table("expected_at_risk_at", np.float64), table("expected_accepted_at", np.float64))
+        if rows and all("expected_accepted_at" in row for row in rows)
+        else None,
+        by_entropy=tuple(EntropyQuartile(q["low"], q["high"], q["at_risk"], q["accepted"]) for q in entry["by_entropy"])
+        if entry.get("by_entropy")
+        else None,
+    )

@@ -1,0 +1,115 @@
+"""What is derived from one result of a run: totals, intervals, curve, estimates of lower variance, who gains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specprobe.acceptance import Acceptance, DepthTotals, Expectation
+from specprobe.breakdown import Concentration, GroupResult, by_group, concentration
+from specprobe.curve import CurveFit, fit_counts
+from specprobe.interval import LEVEL, Interval, ratio_intervals, tokens_per_round_intervals
+from specprobe.run import Run
+from specprobe.temperature import intervals_at
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class LowerVariance:
+    """Estimates of lower variance at one depth (see `specprobe.expectation`), in place of what the text happened to be.
+
+    `at_risk_at`, `accepted_at` [depth]: summed over prompts. `interval`: of tokens per round.
+    """
+
+    depth: int
+    rounds: float
+    at_risk_at: tuple[float, ...]
+    accepted_at: tuple[float, ...]
+    interval: Interval | None
+
+    @property
+    def conditional(self) -> tuple[float | None, ...]:
+        """h_i; None where no round got there."""
+        return tuple(a / w if w else None for a, w in zip(self.accepted_at, self.at_risk_at, strict=True))
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """1 + what a round could be expected to accept; None where there was no round."""
+        return 1 + sum(self.accepted_at) / self.rounds if self.rounds else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResultSummary:
+    """What is derived from one result: totals and intervals of tokens per round by depth, and the curve.
+
+    `conditional` holds the intervals of conditional acceptance at each position of the largest depth. `curve` is None
+    for drafters that choose their own draft length: what they did not draft is missing for a reason, so no curve over
+    depths is fitted. Both rest on `lower_variance` where that is known. `groups`: by the labels of the log.
+    """
+
+    acceptance: Acceptance
+    totals: tuple[DepthTotals, ...]
+    tokens_per_round: tuple[Interval | None, ...]
+    conditional: tuple[Interval | None, ...]
+    curve: CurveFit | None
+    lower_variance: tuple[LowerVariance, ...] | None
+    concentration: Concentration
+    groups: tuple[GroupResult, ...] = ()
+
+
+def summarize(acceptance: Acceptance, groups: Sequence[str | None] | None = None, *, seed: int = 0) -> ResultSummary:
+    """Totals, 90 % intervals over prompts, and the fitted curve at the largest depth; `groups`: label by response."""
+    depths = range(1, acceptance.depth + 1)
+    at_risk, accepted = _best_known(acceptance)
+    return ResultSummary(
+        acceptance=acceptance,
+        totals=tuple(acceptance.totals(k) for k in depths),
+        tokens_per_round=intervals_at(acceptance, depths, seed=seed),
+        conditional=tuple(_conditional_intervals(at_risk, accepted, seed)),
+        curve=fit_counts(at_risk, accepted) if acceptance.fixed_length else None,
+        lower_variance=_lower_variance(acceptance, acceptance.expectation, seed) if acceptance.expectation else None,
+        concentration=concentration(acceptance),
+        groups=by_group(acceptance, groups, seed=seed) if groups is not None else (),
+    )
+
+
+def summarize_run(run: Run) -> list[ResultSummary]:
+    """Every result of a run, in its order."""
+    return [summarize(result, run.responses_at(result.temperature).groups) for result in run.results]
+
+
+def _best_known(acceptance: Acceptance) -> tuple[Floats, Floats]:
+    """Rounds at risk and accepted by prompt and position of the largest depth, [P, K]."""
+    source = acceptance.expectation or acceptance
+    at_risk, accepted = (acceptance.by_prompt(counts[:, -1, :]) for counts in (source.at_risk_at, source.accepted_at))
+    return at_risk.astype(np.float64), accepted.astype(np.float64)
+
+
+def _conditional_intervals(at_risk: Floats, accepted: Floats, seed: int) -> list[Interval | None]:
+    """Of accepted / at risk at each position, cut to [0, 1]."""
+    intervals = ratio_intervals(accepted, at_risk, level=LEVEL, seed=seed, scale="linear")
+    return [
+        replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0)) if interval else None
+        for interval in intervals
+    ]
+
+
+def _lower_variance(acceptance: Acceptance, expectation: Expectation, seed: int) -> tuple[LowerVariance, ...]:
+    rounds = acceptance.by_prompt(acceptance.rounds.astype(np.float64))  # [P, K]
+    expected = acceptance.by_prompt(expectation.accepted_at.sum(axis=2))
+    intervals = tokens_per_round_intervals(rounds + expected, rounds, level=LEVEL, seed=seed)
+    at_risk, accepted = expectation.at_risk_at.sum(axis=0), expectation.accepted_at.sum(axis=0)
+    return tuple(
+        LowerVariance(
+            depth=k + 1,
+            rounds=float(rounds[:, k].sum()),
+            at_risk_at=tuple(at_risk[k, : k + 1].tolist()),
+            accepted_at=tuple(accepted[k, : k + 1].tolist()),
+            interval=intervals[k],
+        )
+        for k in range(acceptance.depth)
+    )
