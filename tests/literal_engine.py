@@ -192,12 +192,14 @@ def target_distribution(
     return apply_steps(penalised, settings, ORDERS[engine])
 
 
-def draft_distribution(logits: Vector, settings: Settings, processed: bool) -> Vector:
-    """The drafter's distribution q [V]: softmax(logits / T), or truncated as well, in hf order, where `processed`.
+def draft_distribution(logits: Vector, settings: Settings, passes: int) -> Vector:
+    """The drafter's distribution q [V]: softmax(logits / T), or processed `passes` times in hf order.
 
-    Engines but HF truncate no drafts (methods 2.2); HF processes both sides (methods 4.4). Penalties are left out.
+    Engines but HF truncate no drafts (methods 2.2); HF processes both sides (methods 4.4), an assistant model's twice
+    over (transformers 5.24 candidate_generator.py hands it the target's processors, generate adds its own). Penalties
+    are left out.
     """
-    return apply_steps(logits, settings, ORDERS["hf"] if processed else (temperature,))
+    return apply_steps(logits, settings, ORDERS["hf"] * passes or (temperature,))
 
 
 # Accept or reject
@@ -418,9 +420,9 @@ def target_at(target: Model, context: tuple[int, ...], settings: Settings, engin
 
 
 @lru_cache(maxsize=1 << 16)
-def draft_at(drafter: Model, context: tuple[int, ...], settings: Settings, processed: bool) -> Vector:
+def draft_at(drafter: Model, context: tuple[int, ...], settings: Settings, passes: int) -> Vector:
     """The drafter's distribution [V] after a context."""
-    return read_only(draft_distribution(drafter.logits(context), settings, processed))
+    return read_only(draft_distribution(drafter.logits(context), settings, passes))
 
 
 def target_after(target: Model, text: Sequence[int], prompt_length: int, settings: Settings, engine: str) -> Vector:
@@ -437,7 +439,7 @@ def propose(
     depth: int,
     settings: Settings,
     drafts: Drafts,
-    processed: bool,
+    passes: int,
 ) -> list[tuple[int, Vector | None]]:
     """At most `depth` pairs of a draft token and the distribution q [V] it was drawn from (None: one-hot)."""
     if callable(drafter):
@@ -449,7 +451,7 @@ def propose(
             q = None
             token = int(np.argmax(drafter.logits(recent)))
         else:
-            q = draft_at(drafter, last(recent, drafter.order), settings, processed)
+            q = draft_at(drafter, last(recent, drafter.order), settings, passes)
             token = sample(rng, q)
         proposed.append((token, q))
         recent.append(token)
@@ -467,7 +469,7 @@ def run_request(
     engine: str,
     rule: str,
     drafts: Drafts,
-    processed_drafts: bool = False,
+    draft_passes: int = 0,
 ) -> Counters:
     """Decode one request with speculation, round by round, until it has written `num_output` tokens.
 
@@ -485,7 +487,7 @@ def run_request(
     text.append(sample(rng, target_now()))
     while len(text) < end:
         begin = len(text)
-        proposed = propose(rng, drafter, text, depth, settings, drafts, processed_drafts)
+        proposed = propose(rng, drafter, text, depth, settings, drafts, draft_passes)
         accepted = 0
         for x, q in proposed:
             is_accepted, emitted = RULES[rule](rng, target_now(), q, x)
