@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specprobe.cost import CostPoint, CostTable, read_cost_file, read_point, read_seconds
 from specprobe.drafters import MODEL_FREE, Drafter, HybridSpec, ModelSpec, parse_drafter
@@ -18,6 +18,7 @@ from specprobe.profiles import resolve_profile
 from specprobe.progress import Stages
 from specprobe.recommend import Recommendation, recommend
 from specprobe.run import ResponseRecord, Run
+from specprobe.temperature_verdicts import TemperatureVerdicts, by_temperature
 
 if TYPE_CHECKING:
     from specprobe.measure import CostGrid
@@ -40,6 +41,21 @@ class CostOptions:
     remeasure: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A recommendation, and how its verdicts move with temperature, where the run has several."""
+
+    recommendation: Recommendation
+    temperatures: tuple[TemperatureVerdicts, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The `specprobe.recommendation/1` document."""
+        return {
+            **self.recommendation.to_json(),
+            "by_temperature": [verdicts.to_json() for verdicts in self.temperatures],
+        }
+
+
 def advise(
     run: Run,
     *,
@@ -48,8 +64,8 @@ def advise(
     engine: str | None,
     cost_options: CostOptions,
     stages: Stages,
-) -> Recommendation:
-    """The recommendation for one of the run's temperatures."""
+) -> Advice:
+    """The recommendation for one of the run's temperatures, and the verdicts at all of them."""
     if not concurrencies or len(set(concurrencies)) > MOST_CONCURRENCIES:
         raise SpecprobeError(f"--concurrency: name 1 to {MOST_CONCURRENCIES} numbers, for example 1,8,64")
     if not 1 <= min(concurrencies) <= max(concurrencies) <= LARGEST_CONCURRENCY:
@@ -64,14 +80,24 @@ def advise(
     if temperature not in run.temperatures:
         known = ", ".join(f"{value:g}" for value in run.temperatures)
         raise SpecprobeError(f"--temperature {temperature:g}: the run has {known}")
-    if not any(acceptance.temperature == temperature for acceptance in run.results):
-        raise SpecprobeError(f"recommend: the run holds no result at temperature {temperature:g}; analyze again")
+    if temperature not in _decidable(run):
+        raise SpecprobeError(
+            f"recommend: the run holds no rounds at temperature {temperature:g} (no response is longer than one "
+            "token); analyze more"
+        )
     cost = (
         read_cost_file(cost_options.file)
         if cost_options.file is not None
         else _measured(run, cost_options, sorted(set(concurrencies)), run.responses_at(temperature), stages)
     )
-    return recommend(run, temperature, cost, list(dict.fromkeys(concurrencies)))
+    wanted = list(dict.fromkeys(concurrencies))
+    found = {value: recommend(run, value, cost, wanted) for value in _decidable(run)}
+    return Advice(found[temperature], by_temperature(list(found.values())))
+
+
+def _decidable(run: Run) -> list[float]:
+    """The temperatures of a run that have rounds to decide on."""
+    return [t for t in run.temperatures if any(a.temperature == t and a.rounds.any() for a in run.results)]
 
 
 def _check_engine(run: Run, engine: str | None) -> None:

@@ -33,12 +33,13 @@ def check_responses(trajectories: Sequence[Trajectory]) -> list[Notice]:
     """Notices about the responses themselves: too few, stuck in a loop, cut short."""
     notices = []
     num_responses = len(trajectories)
-    if num_responses < MIN_PROMPTS:
+    num_prompts = len({trajectory.prompt_ids.tobytes() for trajectory in trajectories})
+    if num_prompts < MIN_PROMPTS:
         notices.append(
             Notice(
                 "too_few_prompts",
-                f"{format_plural(num_responses, 'response')}: intervals over fewer than {MIN_PROMPTS} prompts are too "
-                "narrow or missing; use more prompts before you decide",
+                f"{format_plural(num_prompts, 'prompt')}: intervals over fewer than {MIN_PROMPTS} different prompts "
+                "are too narrow or missing; use more prompts before you decide",
             )
         )
     looping = sum(is_degenerate_loop(trajectory.output_ids) for trajectory in trajectories)

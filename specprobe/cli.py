@@ -310,7 +310,7 @@ def recommend(
 
     run = load_run(run_file or last_run())
     cost_options = CostOptions(file=cost, target=target, dtype=dtype, device=device, remeasure=remeasure)
-    recommendation = advise(
+    advice = advise(
         run,
         concurrencies=_numbers(concurrency, "--concurrency", int),
         temperature=temperature,
@@ -319,12 +319,12 @@ def recommend(
         stages=OnStderr(),
     )
     if as_json:
-        _print_json(recommendation.to_json())
-        _warn_on_stderr(recommendation.notices)
+        _print_json(advice.to_json())
+        _warn_on_stderr(advice.recommendation.notices)
     else:
-        from specprobe.report import render_recommendation
+        from specprobe.report import render_advice
 
-        _print(render_recommendation(recommendation))
+        _print(render_advice(advice))
 
 
 @app.command()

@@ -284,6 +284,7 @@ def _verdict_json(verdict: Verdict) -> dict[str, Any]:
         "concurrency": verdict.concurrency,
         "verdict": verdict.verdict,
         "drafter": best.drafter,
+        "draft_sampling": best.draft_sampling,
         "depth": best.depth,
         "speedup": {"point": best.speedup, "low": best.low, "high": best.high, "level": LEVEL},
         "enough_prompts": best.enough_prompts,

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from specprobe.advise import Advice
 from specprobe.curve import CurveFit
 from specprobe.drafters.base import ADOPTION_WORDS
 from specprobe.export import command_line
@@ -24,8 +25,16 @@ from specprobe.run import ResponseRecord, Run, ladders
 from specprobe.speedup import Option
 from specprobe.summary import ResultSummary
 from specprobe.temperature import temperature_curves
-from specprobe.temperature_report import entropy_line, render_concentration, render_groups, render_temperatures
+from specprobe.temperature_report import (
+    entropy_line,
+    render_concentration,
+    render_groups,
+    render_temperatures,
+    render_verdicts_by_temperature,
+)
 from specprobe.units import (
+    VERDICT_STYLES,
+    VERDICT_WORDS,
     format_bar,
     format_count,
     format_interval,
@@ -36,10 +45,6 @@ from specprobe.units import (
 )
 
 BAR_WIDTH = 24
-VERDICT_STYLES = {"speculate": "bold green", "dont": "bold red", "close": "bold yellow"}
-VERDICT_WORDS = {"speculate": "speculate", "dont": "don't", "close": "too close to call"}
-
-
 HIDDEN_SETTINGS = ("shared_tokens", "target_tokens", "draft_tokens", "equal_sizes")
 DRAFT_WORDS = {"greedy": "one-hot drafts", "sampled": "sampled drafts (expected counts)"}
 
@@ -266,8 +271,9 @@ def _in_one_sentence(summaries: Sequence[ResultSummary]) -> Text:
     )
 
 
-def render_recommendation(recommendation: Recommendation) -> RenderableType:
+def render_advice(advice: Advice) -> RenderableType:
     """The report of `recommend`: the verdict in one sentence, the figures behind it, the engine's settings."""
+    recommendation = advice.recommendation
     parts: list[RenderableType] = [
         _verdict_sentence(recommendation),
         Text(),
@@ -277,6 +283,8 @@ def render_recommendation(recommendation: Recommendation) -> RenderableType:
     for verdict in recommendation.by_concurrency:
         parts.append(_why(verdict))
     parts.append(_limits(recommendation))
+    if advice.temperatures:
+        parts += [Text(), render_verdicts_by_temperature(advice.temperatures)]
     if recommendation.export:
         parts += [Text(), *_settings(recommendation.by_concurrency)]
     for verdict in recommendation.by_concurrency:

@@ -18,8 +18,11 @@ from specprobe.entropy import EntropyQuartile
 from specprobe.interval import MIN_PROMPTS
 from specprobe.notices import inert
 from specprobe.temperature import Anchor, TemperatureCurve, interpolation_error
+from specprobe.temperature_verdicts import TemperatureVerdicts
 from specprobe.units import (
     ABSENT,
+    VERDICT_STYLES,
+    VERDICT_WORDS,
     format_count,
     format_interval,
     format_number,
@@ -44,6 +47,35 @@ def render_temperatures(curves: Sequence[TemperatureCurve]) -> RenderableType:
         parts += [Padding(table, (0, 2)) for table in _temperature_tables(shown)]
     parts.append(_interpolation_error(curves))
     return Group(*parts)
+
+
+def render_verdicts_by_temperature(temperatures: Sequence[TemperatureVerdicts]) -> RenderableType:
+    """The verdict at each temperature, one row for each concurrency and temperature, and where it breaks even."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for header in ("conc.", "temp.", "speed-up"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("best", overflow="fold")
+    for found in temperatures:
+        for number, (temperature, verdict) in enumerate(found.verdicts):
+            table.add_row(
+                Text("" if number else str(found.concurrency)),
+                Text(f"{temperature:g}"),
+                Text(f"{verdict.best.speedup:.2f}x"),
+                Text(VERDICT_WORDS[verdict.verdict], style=VERDICT_STYLES[verdict.verdict]),
+                Text(f"{inert(verdict.best.label, 60)} {verdict.best.depth}"),
+            )
+    return Group(Text("by temperature", style="bold"), Padding(table, (0, 2)), *map(_break_even, temperatures))
+
+
+def _break_even(found: TemperatureVerdicts) -> Text:
+    """Where between two temperatures of the run the best option is as fast as none."""
+    low, high = found.verdicts[0][0], found.verdicts[-1][0]
+    turns = ", ".join(f"{temperature:.2f}" for temperature in found.flips)
+    said = (
+        f"breaks even near temperature {turns} (interpolated)" if turns else f"no break-even from {low:g} to {high:g}"
+    )
+    return Text(f"concurrency {found.concurrency}: {said}", style="dim")
 
 
 def render_groups(groups: Sequence[GroupResult]) -> RenderableType:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+VERDICT_STYLES = {"speculate": "bold green", "dont": "bold red", "close": "bold yellow"}
+VERDICT_WORDS = {"speculate": "speculate", "dont": "don't", "close": "too close to call"}
 ABSENT = "-"
 BAR_CELLS = " ▏▎▍▌▋▊▉█"
 

@@ -47,11 +47,14 @@ def test_ordinary_and_short_texts_are_no_loops():
 def test_responses_are_checked():
     stuck = [make_trajectory([1], [*TEXT[:50], *[7] * 100], name=i) for i in range(4)]
     assert codes(check_responses(stuck)) == {"too_few_prompts", "degenerate_loops"}
-    fine = [make_trajectory([1], RNG.permutation(TEXT), name=i) for i in range(20)]
+    fine = [make_trajectory([i], RNG.permutation(TEXT), name=i) for i in range(20)]
     assert not check_responses(fine)
     cut = [replace(work, source="generated", finish_reason="length") for work in fine]
     assert codes(check_responses(cut)) == {"responses_cut"}
     assert not check_responses([replace(work, source="generated", finish_reason="stop") for work in fine])
+    # Twenty answers to one prompt are one prompt.
+    same = [replace(work, prompt_ids=fine[0].prompt_ids) for work in fine]
+    assert codes(check_responses(same)) == {"too_few_prompts"}
 
 
 def acceptance(works, spec="ngram:min=1,max=2", depth=2):

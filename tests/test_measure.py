@@ -128,7 +128,7 @@ def test_recommend_times_the_runs_own_target(target, monkeypatch):
         arguments = {"concurrencies": (1,), "temperature": None, "engine": None, "stages": Silent()}
         return advise(run, cost_options=CostOptions(**options), **arguments)
 
-    assert ask().cost.source == "measured"
+    assert ask().recommendation.cost.source == "measured"
     ask(target="other/model")
     ask(target="other/model", dtype="bfloat16", device="cpu")
     assert asked == [("my/model", None, "float32"), ("other/model", None, None), ("other/model", "cpu", "bfloat16")]

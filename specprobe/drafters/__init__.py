@@ -88,8 +88,9 @@ def parse_drafter(spec: str, profile: Profile) -> Parsed:
     if name == "hybrid":
         return _parse_hybrid(spec, rest, profile)
     if name in MODEL_FREE and name not in profile.drafters:
+        why = f" ({profile.not_replayed[name]})" if name in profile.not_replayed else ""
         raise SpecprobeError(
-            f"--drafter: {profile.name} does not offer {name!r}; it offers {', '.join(profile.drafters)}, "
+            f"--drafter: {profile.name} does not offer {name!r}{why}; use one of {', '.join(profile.drafters)}, "
             f"or name another --engine"
         )
     model, options = _model_and_options(spec, rest)

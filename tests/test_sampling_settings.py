@@ -1,0 +1,344 @@
+"""Temperature and sampling settings through the command line: what is written, replayed, refused and reported."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import literal_engine as literal
+import numpy as np
+import pytest
+import torch
+import toy_target as toy
+
+from specprobe.asked import Asked
+from specprobe.cli import run_command
+from specprobe.processors import PLAIN, Processors
+from specprobe.profiles import resolve_profile
+from specprobe.target import load_target
+from specprobe.trajectories import generated_trajectories
+
+DEPTH = 3
+TEXTS = ("a", "the same again", "b c d", "1 2 3 4 5 6 7 8 9", "hello hello hello", "?")
+EVERYTHING = {
+    "top_k": 20,
+    "top_p": 0.9,
+    "min_p": 0.05,
+    "repetition_penalty": 1.4,
+    "frequency_penalty": 0.3,
+    "presence_penalty": -0.2,
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> SimpleNamespace:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("models")
+    return SimpleNamespace(
+        target=str(toy.write_checkpoint(folder / "target")), draft=str(toy.write_checkpoint(folder / "draft", seed=1))
+    )
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECPROBE_CACHE", str(tmp_path / "cache"))
+    toy.go_offline(monkeypatch)
+
+
+def write_rows(*rows: dict[str, Any]) -> str:
+    Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return "log.jsonl"
+
+
+def analyze(capsys, models, *arguments: str, rows: Any = None) -> tuple[int, str, str]:
+    log = write_rows(*(rows or ({"prompt": text} for text in TEXTS)))
+    fixed = ("--target", models.target, "--device", "cpu", "--json", "--depth", str(DEPTH), "--max-new-tokens", "12")
+    status = run_command(["analyze", log, *fixed, *arguments])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def document(capsys, models, *arguments: str, rows: Any = None) -> dict[str, Any]:
+    status, out, err = analyze(capsys, models, *arguments, rows=rows)
+    assert status == 0, err
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "hf", "llama.cpp", "sglang", "tensorrt-llm"])
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_what_is_written_has_the_probability_that_the_engine_gives_it(models, engine, temperature):
+    """log p and entropy while generating, and when scored, against the literal processing of plain logits."""
+    target, rule = load_target(models.target, device="cpu"), resolve_profile(engine).processing
+    processors = Processors(**{name: value for name, value in EVERYTHING.items() if name not in rule.without})
+    prompts = [toy.raw(text * 3) for text in TEXTS]
+    # Some ask for all of it, some for nothing.
+    asked = [Asked(processors if number % 2 else PLAIN) for number in range(len(prompts))]
+    found = generated_trajectories(
+        prompts, target, temperature=temperature, asked=asked, rule=rule, max_new_tokens=80, batch_size=4
+    ).trajectories
+    assert sum(t.output_ids.size for t in found) > 60
+    scores = target.score(found, rule)
+    for trajectory, score in zip(found, scores, strict=True):
+        log_p, entropy = literally(target.model, trajectory, engine)
+        np.testing.assert_allclose(trajectory.log_probs, log_p, atol=2e-4)
+        np.testing.assert_allclose(trajectory.entropy, entropy, atol=2e-3)
+        np.testing.assert_allclose(score.log_probs, log_p, atol=2e-4)
+        np.testing.assert_allclose(score.entropy, entropy, atol=2e-3)
+        assert score.is_argmax.all() or temperature > 0
+
+
+def literally(model: Any, trajectory: Any, engine: str) -> tuple[np.ndarray, np.ndarray]:
+    """At temperature 0: of temperature 1, without cuts."""
+    text = torch.from_numpy(np.concatenate([trajectory.prompt_ids, trajectory.output_ids]).astype(np.int64))
+    with torch.no_grad():
+        logits = model(input_ids=text[None]).logits[0].double().numpy()
+    first, asked = trajectory.prompt_ids.size, dict(trajectory.processors.changed)
+    if trajectory.temperature == 0:
+        asked = {name: value for name, value in asked.items() if name.endswith("penalty")}
+    settings = literal.Settings(trajectory.temperature or 1.0, **asked)
+    log_p, entropies = [], []
+    for position, token in enumerate(trajectory.output_ids.tolist()):
+        output = trajectory.output_ids[:position].tolist()
+        p = literal.target_distribution(
+            logits[first + position - 1], trajectory.prompt_ids.tolist(), output, settings, engine
+        )
+        log_p.append(np.log(p[token]))
+        entropies.append(-sum(x * np.log(x) for x in p if x))
+    return np.array(log_p), np.array(entropies)
+
+
+def test_a_run_over_temperatures(capsys, models):
+    found = document(
+        capsys, models, "--temperature", "0,0.6,1.2", "--drafter", "ngram:min=1,max=2", "--drafter",
+        f"draft:{models.draft}",
+    )  # fmt: skip
+    assert [r["temperature"] for r in found["responses"]] == [0.0, 0.6, 1.2]
+    assert all(r["entropy"]["tokens"] > 0 for r in found["responses"])
+    ways = [(r["drafter"], r["temperature"], r["draft_sampling"]) for r in found["results"]]
+    # Models draft both ways where the engine offers both; at 0 both are one.
+    assert ("draft", 0.0, "sampled") not in ways
+    assert {("draft", 0.6, "greedy"), ("draft", 0.6, "sampled"), ("ngram", 1.2, "greedy")} <= set(ways)
+    assert ("ngram", 0.6, "sampled") not in ways
+    for result in found["results"]:
+        assert len(result["by_entropy"]) == 4
+        assert result["concentration"]["requests"] > 0
+        estimates = result["lower_variance"]
+        assert (estimates is None) == (result["temperature"] == 0)
+        for depth, estimate in zip(result["depths"], estimates or [], strict=False):
+            # It estimates the same; here over a few dozen rounds.
+            assert estimate["tokens_per_round"] == pytest.approx(depth["tokens_per_round"], abs=0.25)
+            assert len(estimate["conditional"]) == depth["depth"]
+        for row in result["per_prompt"]:
+            assert ("expected_accepted_at" in row) == (result["temperature"] > 0)
+    curves = {(c["drafter"], c["draft_sampling"], c["depth"]) for c in found["temperature_curves"]}
+    assert curves == {
+        (name, way, k)
+        for name, way in (("ngram", "greedy"), ("draft", "greedy"), ("draft", "sampled"))
+        for k in (1, 2, 3)
+    }
+    for curve in found["temperature_curves"]:
+        assert [anchor["temperature"] for anchor in curve["anchors"]] == [0.0, 0.6, 1.2]
+        assert [left["temperature"] for left in curve["left_out"]] == [0.6]
+
+
+@pytest.mark.parametrize(
+    ("engine", "ways"),
+    [
+        ("vllm", ["greedy", "sampled"]),
+        ("vllm@0.13", ["greedy"]),
+        ("hf", ["sampled"]),
+        ("llama.cpp", ["greedy"]),
+        ("sglang", ["greedy", "sampled"]),
+        ("tensorrt-llm", ["greedy"]),
+    ],
+)
+def test_models_draft_as_the_engine_lets_them(capsys, models, engine, ways):
+    arguments = ("--temperature", "0.7", "--drafter", f"draft:{models.draft}", "--engine", engine)
+    assert [r["draft_sampling"] for r in document(capsys, models, *arguments)["results"]] == ways
+
+
+def test_settings_change_what_is_written(capsys, models):
+    def texts(*arguments: str) -> list[int]:
+        found = document(capsys, models, "--drafter", "suffix", *arguments)
+        return found["responses"][0]["output_tokens"], found["results"][0]["per_prompt"]
+
+    greedy, one = texts("--temperature", "0"), texts("--temperature", "1", "--top-k", "1")
+    assert greedy[0] == one[0]
+    assert texts("--temperature", "1") != one
+    assert texts("--temperature", "0", "--repetition-penalty", "3") != greedy
+
+
+LOG = [
+    {"id": "cold", "prompt": "a b", "temperature": 0},
+    {"id": "hot", "prompt": "c d", "temperature": 0.9, "top_k": 1, "max_tokens": 5},
+    {"id": "hot too", "prompt": "e f", "temperature": 0.9},
+    {"id": "unsaid", "prompt": "g h"},
+    {"id": "tiny", "prompt": "g h", "temperature": 0.001},
+    {"id": "refused", "prompt": "g h", "temperature": 0.9, "min_p": 0.1},
+]
+
+
+def test_each_row_at_its_own_settings(capsys, models):
+    found = document(capsys, models, "--drafter", "suffix", "--temperature", "log", rows=LOG)
+    by_temperature = {
+        r["temperature"]: dict(zip(r["ids"], r["output_tokens"], strict=True)) for r in found["responses"]
+    }
+    assert {t: list(ids) for t, ids in by_temperature.items()} == {
+        0.0: ["cold"], 0.01: ["tiny"], 0.9: ["hot", "hot too"], 1.0: ["unsaid"],
+    }  # fmt: skip
+    assert by_temperature[0.9]["hot"] <= 5
+    assert found["workload"]["prompts"] == 5
+    assert found["workload"]["skipped"]["engine_refuses"] == 1
+    shares = {entry["temperature"]: entry["prompts"] for entry in found["workload"]["temperatures"]}
+    assert shares == {0.0: 1, 0.001: 1, 0.9: 3, None: 1}
+    assert {"requests_refused", "temperature_unsaid"} <= {warning["code"] for warning in found["warnings"]}
+    assert found["settings"]["temperatures_from_log"]
+
+
+def test_an_engine_that_takes_min_p_refuses_no_row(capsys, models):
+    arguments = ("--drafter", "ngram", "--temperature", "log", "--engine", "hf")
+    found = document(capsys, models, *arguments, rows=LOG)
+    assert found["workload"]["prompts"] == 6
+
+
+def test_logged_answers_at_their_own_temperatures(capsys, models):
+    rows = [
+        {"id": n, "prompt": f"p {n}", "response": "some answer", "temperature": t} for n, t in enumerate((0, 0.5, 0.5))
+    ]
+    found = document(capsys, models, "--responses", "logged", "--temperature", "log", rows=rows)
+    assert [(r["temperature"], r["source"], r["ids"]) for r in found["responses"]] == [
+        (0.0, "logged", [0]),
+        (0.5, "logged", [1, 2]),
+    ]
+    # The target is named, so p of the text is known, by temperature.
+    assert [entry["temperature"] for entry in found["workload"]["log_fit"]["by_temperature"]] == [0.0, 0.5]
+
+
+def test_more_samples_are_no_more_prompts(capsys, models):
+    arguments = ("--temperature", "0,0.9", "--drafter", "suffix", "--drafter", f"draft:{models.draft}")
+    one, three = (document(capsys, models, *arguments, "--samples", n) for n in ("1", "3"))
+    cold, hot = three["responses"]
+    assert len(cold["ids"]) == 6
+    assert (len(hot["ids"]), hot["samples"], hot["prompts"]) == (18, [0] * 6 + [1] * 6 + [2] * 6, [*range(6)] * 3)
+    assert three["workload"]["prompts"] == 6
+    for mine, theirs in zip(one["results"], three["results"], strict=True):
+        # The first sample is what it was alone; the suffix tree of the others holds nothing of it.
+        assert [row for row in theirs["per_prompt"] if row["sample"] == 0] == mine["per_prompt"]
+    codes = [warning["code"] for warning in three["warnings"]]
+    assert codes.count("too_few_prompts") >= 1
+
+
+def test_results_by_a_column_of_the_log(capsys, models):
+    rows = [{"prompt": text, "metadata": {"domain": "ab"[n % 2]}} for n, text in enumerate(TEXTS)]
+    found = document(capsys, models, "--drafter", "suffix", "--group-by", "metadata.domain", rows=rows)
+    (result,) = found["results"]
+    assert {group["group"]: group["responses"] for group in result["groups"]} == {"a": 3, "b": 3}
+    assert (
+        sum(group["rounds"] for group in result["groups"])
+        == result["depths"][result["groups"][0]["depth"] - 1]["rounds"]
+    )
+    assert found["responses"][0]["groups"] == ["a", "b"] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--min-p", "0.1", "--temperature", "1"], "vLLM refuses such requests while it speculates"),
+        (["--frequency-penalty", "1", "--engine", "hf"], "transformers has no such setting"),
+        (["--presence-penalty", "1", "--engine", "sglang", "--drafter", "draft:x"], "one token of each verified round"),
+        (["--top-p", "0"], "--top-p 0: must be from"),
+        (["--top-p", "nan"], "--top-p nan: must be from"),
+        (["--top-k", "-1"], "--top-k -1: must be from 0"),
+        (["--repetition-penalty", "0"], "--repetition-penalty 0: must be from"),
+        (["--samples", "0"], "--samples 0: must be at least 1"),
+        (["--temperature", "0,log"], "--temperature"),
+        (["--engine", "sglang"], "--drafter: name one; sglang@0.5.23 offers draft"),
+        (["--engine", "sglang", "--drafter", "ngram"], "a trie over the tokens of all requests"),
+        (["--engine", "hf", "--draft-sampling", "greedy", "--temperature", "1"], "whenever the target samples"),
+        (["--group-by", "nope"], "--group-by nope: no row has that column"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(capsys, models, arguments, said):
+    status, out, err = analyze(capsys, models, *arguments)
+    assert (status, out) == (2, "")
+    assert said in err.splitlines()[-1]
+
+
+def test_too_many_temperatures_in_a_log(capsys, models):
+    rows = [{"prompt": "a", "temperature": n / 100} for n in range(1, 15)]
+    status, _, err = analyze(capsys, models, "--temperature", "log", rows=rows)
+    assert status == 2
+    assert "the log says 14 temperatures" in err.splitlines()[-1]
+
+
+def test_more_temperatures_cost_more_generations_and_replays_and_nothing_else(capsys, models, monkeypatch):
+    """Passes of the target are counted: those of generation, and the one over the new text that all drafters share."""
+    from specprobe import features, generate
+
+    written, read = [], []
+    decode, capture = generate._decode, features.capture_features
+
+    def counted_decode(target, rows, sampling):
+        written.append(sampling.temperature)
+        yield from decode(target, rows, sampling)
+
+    def counted_capture(target, trajectories, *arguments):
+        works = list(trajectories)
+        read.append(sorted({work.temperature for work in works}))
+        return capture(target, works, *arguments)
+
+    monkeypatch.setattr(generate, "_decode", counted_decode)
+    monkeypatch.setattr(features, "capture_features", counted_capture)
+    drafter = ("--drafter", "suffix", "--drafter", f"draft:{models.draft}")
+    document(capsys, models, *drafter, "--temperature", "0")
+    assert (written, read) == ([0.0], [])
+    document(capsys, models, *drafter, "--temperature", "0,0.5,0.9,1.3")
+    assert written == [0.0, 0.5, 0.9, 1.3]
+    assert read == [[0.5, 0.9, 1.3]]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llama.cpp"])
+def test_an_interrupted_run_with_settings_gives_the_same_bytes(capsys, models, monkeypatch, engine):
+    from specprobe import generate
+
+    settings = ("--top-p", "0.9", "--repetition-penalty", "1.2", "--engine", engine)
+    arguments = ("--temperature", "0.8", "--drafter", "ngram", "--batch-size", "2", *settings)
+    whole = analyze(capsys, models, *arguments)[1]
+    assert run_command(["clean"]) == 0
+    capsys.readouterr()
+    decode, batches = generate._decode, []
+
+    def interrupt(*given):
+        batches.append(given)
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+        yield from decode(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(generate, "_decode", interrupt)
+        assert analyze(capsys, models, *arguments)[0] == 130
+    assert analyze(capsys, models, *arguments)[1] == whole
+
+
+def test_recommend_says_where_it_turns(capsys, models):
+    document(capsys, models, "--temperature", "0,0.5,1.3", "--drafter", "suffix")
+    points = [
+        {"batch": b, "query_tokens": q, "context": 32, "seconds": 0.01 * (1 + 0.02 * b * q)}
+        for b in (1, 64) for q in (1, 4)
+    ]  # fmt: skip
+    Path("cost.json").write_text(json.dumps({"schema": "specprobe.cost/1", "points": points}))
+    assert run_command(["recommend", "--cost", "cost.json", "--concurrency", "1,64", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["temperature"] == 0.0
+    assert [entry["concurrency"] for entry in found["by_temperature"]] == [1, 64]
+    for entry, verdict in zip(found["by_temperature"], found["by_concurrency"], strict=True):
+        assert [point["temperature"] for point in entry["verdicts"]] == [0.0, 0.5, 1.3]
+        assert entry["verdicts"][0]["speedup"] == verdict["speedup"]
+        signs = [point["speedup"]["point"] > 1 for point in entry["verdicts"]]
+        assert len(entry["flips"]) == sum(a != b for a, b in pairwise(signs))
+    assert run_command(["recommend", "--cost", "cost.json", "--concurrency", "1,64"]) == 0
+    assert "by temperature" in capsys.readouterr().out
