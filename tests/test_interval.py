@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specprobe.acceptance import Acceptance
 from specprobe.interval import (
     Interval,
     bootstrap_t,
@@ -14,6 +15,7 @@ from specprobe.interval import (
     standard_error,
     tokens_per_round_intervals,
 )
+from specprobe.temperature import intervals_at
 
 # Acceptance per prompt ~ Beta(a, b); depth; response lengths log-normal (median, sigma), longer by
 # exp(slope (p - mean p)) where copying makes both.
@@ -26,10 +28,11 @@ SCENARIOS = {
 }
 
 
-def workload(rng, prompts, scenario):
-    """Emitted tokens and rounds of each prompt, [P, 2]."""
+def workload(rng, prompts, scenario, samples=1):
+    """Emitted tokens and rounds of each prompt, [P, 2]; of several samples one after the other, [P x samples, 2]."""
     a, b, depth, median, sigma, slope = SCENARIOS[scenario]
-    p = rng.beta(a, b, prompts)
+    p = rng.beta(a, b, prompts).repeat(samples)
+    prompts *= samples
     lengths = np.exp(rng.normal(np.log(median) + slope * (p - a / (a + b)), sigma))
     left = np.clip(lengths, 2, 4096).astype(int) - 1
     counts = np.zeros((prompts, 2))
@@ -88,6 +91,38 @@ def test_coverage_of_many_workloads(scenario, prompts):
 def test_coverage_of_any_statistic_on_the_log_scale(scenario):
     low, high = allowed(2000)
     assert low <= coverage(generic, scenario, 32, 2000) <= high
+
+
+def sampled_result(counts, prompts, depth):
+    """A result of several responses to each prompt, whose counts [P, 2] are those of its deepest depth."""
+    rounds = np.zeros((len(counts), depth))
+    rounds[:, -1] = counts[:, 1]
+    positions = np.zeros((len(counts), depth, depth))
+    output = counts[:, 0].astype(np.int32) + 1
+    ids = tuple(range(len(counts)))
+    return Acceptance("x", {}, True, 1.0, "sampled", ids, output, rounds, *[positions] * 3, prompts=prompts)
+
+
+@pytest.mark.parametrize("workloads", [200, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scenario", ["chat", "heavy-tailed"])
+def test_samples_of_one_prompt_are_one_piece_of_evidence(scenario, workloads):
+    """32 prompts with 4 samples each: covered as ever; taken for 128 prompts the intervals are too narrow."""
+    prompts, samples, depth = 32, 4, SCENARIOS[scenario][2]
+    counts = workload(np.random.default_rng(1), 20_000, scenario, samples)
+    truth = ratio(counts.sum(axis=0))
+    by_prompt = counts.reshape(-1, samples, 2)
+    numbers = np.arange(prompts, dtype=np.int32).repeat(samples)
+    rng = np.random.default_rng(7)
+    hits = np.zeros(2)
+    for seed in range(workloads):
+        drawn = by_prompt[rng.integers(len(by_prompt), size=prompts)].reshape(-1, 2)
+        for how, prompts_of in enumerate((numbers, None)):
+            (interval,) = intervals_at(sampled_result(drawn, prompts_of, depth), [depth], seed=seed)
+            hits[how] += interval.low <= truth <= interval.high
+    low, high = allowed(workloads)
+    clustered, independent = hits / workloads
+    assert low <= clustered <= high
+    assert independent < min(0.8, clustered)
 
 
 def prompts_with_spread(count=50, columns=3, seed=0):

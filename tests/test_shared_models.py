@@ -15,10 +15,11 @@ from test_golden import assert_engine_counts, works_of
 
 from specprobe.causal_lm import LoadOptions
 from specprobe.drafters import DraftContext, Limits, open_drafter, parse_drafter
-from specprobe.features import capture_features
+from specprobe.features import LAST, capture_features
 from specprobe.profiles import resolve_profile
-from specprobe.replay import replay
+from specprobe.replay import replays
 from specprobe.target import load_target
+from specprobe.target_distribution import TargetDistribution
 
 SHARED = Path(os.environ.get("SPECPROBE_SHARED") or Path(__file__).parents[2] / "shared")
 
@@ -54,18 +55,38 @@ def replayed(target, models, tmp_path, name, model, run, sampled=False):
     temperature, depth = run["temperature"], run["config"]["num_speculative_tokens"]
     outputs = run["outputs"][: 2 * PROMPTS if sampled else PROMPTS]
     works = [replace(w, temperature=temperature) for w in works_of(outputs, has_tails=temperature == 0)]
-    if sampled:
-        scores = target.score(works)
-        works = [replace(work, log_probs=score.log_probs) for work, score in zip(works, scores, strict=True)]
     profile = resolve_profile("vllm@0.32")
-    context = DraftContext(
-        target, target.tokenizer, LoadOptions(), profile, depth, sampled, temperatures=(temperature,)
-    )
+    distribution = TargetDistribution(target, profile.processing)
+    if temperature > 0:
+        works = [replace(w, log_probs=s.log_probs) for w, s in zip(works, target.score(works), strict=True)]
+    context = DraftContext(target, target.tokenizer, LoadOptions(), profile, depth, sampled, distribution=distribution)
     opened = open_drafter(parse_drafter(f"{name}:{models / model}", profile), context)
-    features = capture_features(target, works, opened.taps, tmp_path) if opened.taps else None
-    sampling = "sampled" if sampled else "greedy"
-    limits = Limits(run["max_model_len"])
-    return works, replay(opened.load(features), works, depth, limits=limits, draft_sampling=sampling)
+    taps = sorted({*opened.taps, LAST})
+    features = distribution.features = capture_features(target, works, taps, tmp_path)
+    (acceptance,) = replays(
+        opened.load(features),
+        works,
+        depth,
+        ("sampled" if sampled else "greedy",),
+        limits=Limits(run["max_model_len"]),
+        distribution=distribution,
+    )
+    return works, acceptance
+
+
+def counted_inside(run, works) -> np.ndarray:
+    """What vLLM accepted at each position, [P, K], up to the end of the text."""
+    depth = run["config"]["num_speculative_tokens"]
+    counted = np.zeros((len(works), depth))
+    for p, request in enumerate(run["per_request"][: len(works)]):
+        accepted = list(request["per_step_accepted"])
+        accepted[-1] -= max(0, len(accepted) + sum(accepted) - works[p].output_ids.size)
+        counted[p] = [sum(a > i for a in accepted) for i in range(depth)]
+    return counted
+
+
+def z_scores(difference: np.ndarray) -> np.ndarray:
+    return difference.sum(0) / np.sqrt((difference**2).sum(0))
 
 
 @pytest.mark.parametrize(
@@ -85,15 +106,15 @@ def test_greedy_drafts_give_the_counters_of_vllm(target, models, tmp_path, name,
     has_tails = run["temperature"] == 0
     for p, request in enumerate(run["per_request"][:PROMPTS]):
         assert_engine_counts(acceptance, p, works[p], request["per_step_accepted"], has_tails=has_tails)
+    if not has_tails:
+        # What could be expected to be accepted, instead of what was.
+        expected = acceptance.expectation.accepted_at[:, -1]
+        assert np.abs(z_scores(expected - counted_inside(run, works))).max() < 3
 
 
 def test_sampled_drafts_agree_with_vllm(target, models, tmp_path):
     run = json.loads((SHARED / "golden" / "vllm_draft_k3_t0.8_probabilistic.json").read_text())
     works, acceptance = replayed(target, models, tmp_path, "draft", "draft-3l", run, sampled=True)
-    counted = np.zeros((len(works), 3))
-    for p, request in enumerate(run["per_request"][: len(works)]):
-        accepted = list(request["per_step_accepted"])
-        accepted[-1] -= max(0, len(accepted) + sum(accepted) - works[p].output_ids.size)
-        counted[p] = [sum(a > i for a in accepted) for i in range(3)]
-    difference = counted - acceptance.accepted_at[:, 2]
-    assert np.abs(difference.sum(0) / np.sqrt((difference**2).sum(0))).max() < 3
+    counted = counted_inside(run, works)
+    assert np.abs(z_scores(counted - acceptance.accepted_at[:, 2])).max() < 3
+    assert np.abs(z_scores(counted - acceptance.expectation.accepted_at[:, 2])).max() < 3
