@@ -16,9 +16,12 @@ import toy_target as toy
 
 from specprobe.asked import Asked
 from specprobe.cli import run_command
+from specprobe.drafters.scores import DraftVocabulary, outside_mass
+from specprobe.features import LAST, capture_features
 from specprobe.processors import PLAIN, Processors
 from specprobe.profiles import resolve_profile
 from specprobe.target import load_target
+from specprobe.target_distribution import TargetDistribution
 from specprobe.trajectories import generated_trajectories
 
 DEPTH = 3
@@ -92,7 +95,15 @@ def test_what_is_written_has_the_probability_that_the_engine_gives_it(models, en
 
 
 def literally(model: Any, trajectory: Any, engine: str) -> tuple[np.ndarray, np.ndarray]:
-    """At temperature 0: of temperature 1, without cuts."""
+    """log p of the text, and entropies."""
+    p = literal_p(model, trajectory, engine)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropies = -np.nansum(p * np.log(p), axis=1)
+    return np.log(p[np.arange(len(p)), trajectory.output_ids]), entropies
+
+
+def literal_p(model: Any, trajectory: Any, engine: str) -> np.ndarray:
+    """[N, V]; at temperature 0 of temperature 1, without cuts."""
     text = torch.from_numpy(np.concatenate([trajectory.prompt_ids, trajectory.output_ids]).astype(np.int64))
     with torch.no_grad():
         logits = model(input_ids=text[None]).logits[0].double().numpy()
@@ -100,15 +111,37 @@ def literally(model: Any, trajectory: Any, engine: str) -> tuple[np.ndarray, np.
     if trajectory.temperature == 0:
         asked = {name: value for name, value in asked.items() if name.endswith("penalty")}
     settings = literal.Settings(trajectory.temperature or 1.0, **asked)
-    log_p, entropies = [], []
-    for position, token in enumerate(trajectory.output_ids.tolist()):
-        output = trajectory.output_ids[:position].tolist()
-        p = literal.target_distribution(
-            logits[first + position - 1], trajectory.prompt_ids.tolist(), output, settings, engine
-        )
-        log_p.append(np.log(p[token]))
-        entropies.append(-sum(x * np.log(x) for x in p if x))
-    return np.array(log_p), np.array(entropies)
+    prompt, output = trajectory.prompt_ids.tolist(), trajectory.output_ids.tolist()
+    return np.stack(
+        [
+            literal.target_distribution(logits[first + n - 1], prompt, output[:n], settings, engine)
+            for n in range(len(output))
+        ]
+    )
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llama.cpp"])
+@pytest.mark.parametrize("asked", [{}, {"top_p": 0.9}, {"repetition_penalty": 1.4, "frequency_penalty": 0.3}])
+def test_p_of_any_token_comes_out_of_the_states(models, tmp_path, engine, asked):
+    target, rule = load_target(models.target, device="cpu"), resolve_profile(engine).processing
+    found = generated_trajectories(
+        [toy.raw(text) for text in TEXTS], target, temperature=0.9, asked=[Asked(Processors(**asked))] * len(TEXTS),
+        rule=rule, max_new_tokens=12,
+    ).trajectories  # fmt: skip
+    distribution = TargetDistribution(target, rule)
+    assert distribution.of(found[0]) is None
+    distribution.features = capture_features(target, found, [LAST], tmp_path)
+    rng = np.random.default_rng(0)
+    vocabulary = DraftVocabulary.from_target_ids(torch.arange(0, 260, 3), 260)
+    for trajectory in found:
+        p, known = literal_p(target.model, trajectory, engine), distribution.of(trajectory)
+        np.testing.assert_allclose(known.log_p(torch.arange(len(p))).exp(), p, atol=1e-4)
+        at, tokens = rng.integers(0, len(p), 50), rng.integers(-2, 262, 50)
+        inside = (tokens >= 0) & (tokens < 260)
+        expected = np.where(inside, p[at, np.where(inside, tokens, 0)], 0.0)
+        np.testing.assert_allclose(np.exp(known.log_p_of(at, tokens)), expected, atol=1e-4)
+        outside = p[1:][:, np.arange(260) % 3 > 0].sum()
+        assert outside_mass(vocabulary, trajectory, known) == pytest.approx(outside, abs=1e-3)
 
 
 def test_a_run_over_temperatures(capsys, models):

@@ -117,10 +117,11 @@ class PrefixDrafter:
             # Requests of one temperature may differ in what else they ask for.
             some = [works[i] for i in indices]
             rules = [self.drawing.rule(work) for work in some]
+            known = [self.drawing.p(work) for work in some]
             with torch.inference_mode():
-                scored = list(self.score(some, rules, [self.drawing.p(work) for work in some]))
-            for work, rule, found in zip(some, rules, scored, strict=True):
-                yield self._proposals(work, depth, limits, found, rule)
+                scored = list(self.score(some, rules, known))
+            for work, rule, p, found in zip(some, rules, known, scored, strict=True):
+                yield self._proposals(work, depth, limits, found, rule, p)
 
         yield from in_order(sizes, _PASS_TOKENS, run)
 
@@ -131,6 +132,7 @@ class PrefixDrafter:
         limits: Limits,
         found: Scored,
         rule: DraftRule,
+        p: ResponseDistribution | None,
     ) -> Proposals:
         # The prefill writes the first output token: nothing is drafted for it.
         hits = np.concatenate([[False], found.scores.hits.cpu().numpy()])
@@ -143,7 +145,7 @@ class PrefixDrafter:
             overlap = None if found.overlap is None else found.overlap.cpu().numpy().astype(np.float64)
             draws = Draws(np.concatenate([[0.0], given]), None if overlap is None else np.concatenate([[0.0], overlap]))
         longest = longest_by_depth(trajectory, depth, limits, self.max_positions)
-        outside = None if self.vocabulary is None else outside_mass(self.vocabulary, trajectory)
+        outside = None if self.vocabulary is None else outside_mass(self.vocabulary, trajectory, p)
         return prefix_proposals(trajectory, depth, longest, hits, choices, draws, outside)
 
 

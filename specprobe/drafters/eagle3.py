@@ -186,7 +186,6 @@ class OpenEagle3(OpenHead):
             },
             max_positions=self.context.positions_heeded(self.network.stack.config),
             vocabulary=self.vocabulary.to(target.device) if self.vocabulary else None,
-            target_head=target.model.get_output_embeddings(),
         )
 
 
@@ -205,10 +204,8 @@ def open_eagle3(spec: ModelSpec, context: DraftContext) -> OpenEagle3:
     own_or_shared(checkpoint, target, check_only=True, head_rows=rows, hidden_size=config.hidden_size)
     if settings.mask_token is not None:
         check_mask_token(checkpoint, settings.mask_token, target)
-    # The ceiling needs the target's distribution above temperature 0, hence what its head reads.
     notices = (*_notices(spec, checkpoint, context), *context.context_notices(spec.label, config))
-    taps = tuple(dict.fromkeys([*settings.taps, *([LAST] if vocabulary and context.may_be_warm else [])]))
-    return OpenEagle3(spec, context, checkpoint, network, vocabulary, taps, notices)
+    return OpenEagle3(spec, context, checkpoint, network, vocabulary, settings.taps, notices)
 
 
 def read_settings(

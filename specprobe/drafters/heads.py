@@ -37,7 +37,7 @@ from specprobe.drafters.scores import (
     target_log_probs,
 )
 from specprobe.dynamic_cache import new_round_cache
-from specprobe.features import LAST, Features
+from specprobe.features import Features
 from specprobe.target_distribution import ResponseDistribution
 from specprobe.trajectory import Trajectory
 
@@ -113,7 +113,6 @@ class HeadDrafter:
     dtype: torch.dtype
     drawing: Drawing
     vocabulary: DraftVocabulary | None = None
-    target_head: torch.nn.Module | None = None
     max_positions: int | None = None
     fixed_length: bool = True
 
@@ -134,8 +133,8 @@ class HeadDrafter:
                     score_rounds(self.head, batch, k, rules, self.vocabulary, known)
                     for k in ([depth] if self.head.nested else range(1, depth + 1))
                 ]
-            for row, (work, rule) in enumerate(zip(some, rules, strict=True)):
-                yield self._proposals(work, depth, limits, [found.of(row, work) for found in scores], rule)
+            for row, (work, rule, p) in enumerate(zip(some, rules, known, strict=True)):
+                yield self._proposals(work, depth, limits, [found.of(row, work) for found in scores], rule, p)
 
         yield from in_order(sizes, BATCH_TOKENS, run)
 
@@ -146,12 +145,13 @@ class HeadDrafter:
         limits: Limits,
         scores: Sequence[RoundScores],
         rule: DraftRule,
+        p: ResponseDistribution | None,
     ) -> Proposals:
         longest = longest_by_depth(trajectory, depth, limits, self.max_positions)
         draws = [round_draws(trajectory, found, rule) for found in scores] if rule.sampled else None
         if self.head.nested:
             (found,) = scores
-            outside = self._outside(trajectory)
+            outside = None if self.vocabulary is None else outside_mass(self.vocabulary, trajectory, p)
             return nested_proposals(depth, longest, found.hits, found.choices, draws[0] if draws else None, outside)
         together = None
         if draws:
@@ -161,17 +161,6 @@ class HeadDrafter:
             )
         hits, choices = ([getattr(found, name) for found in scores] for name in ("hits", "choices"))
         return separate_proposals(longest, _by_depth(hits, depth), _by_depth(choices, depth), together)
-
-    def _outside(self, trajectory: Trajectory) -> float | None:
-        if self.vocabulary is None:
-            return None
-        states = None
-        if trajectory.temperature > 0 and self.features is not None and LAST in self.taps:
-            first = trajectory.prompt_ids.size
-            states = self.features.read(LAST, trajectory)[first : first + trajectory.output_ids.size - 1]
-            states = states.to(self.device)
-        with torch.inference_mode():
-            return outside_mass(self.vocabulary, trajectory, states, self.target_head)
 
 
 class OpenHead(OpenModel):

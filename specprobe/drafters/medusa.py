@@ -115,7 +115,6 @@ class OpenMedusa(OpenHead):
             features,
             {"heads": self.layout.num_heads, "layers": self.layout.num_layers, "draft_vocabulary": rows},
             vocabulary=self.vocabulary.to(target.device) if self.vocabulary else None,
-            target_head=output,
         )
 
 

@@ -109,8 +109,8 @@ class Drawing:
         return DraftRule(trajectory.temperature, sampled, trajectory.processors, self.order, self.accept)
 
     def p(self, trajectory: Trajectory) -> ResponseDistribution | None:
-        """p of the target while it wrote, where sampled drafts are held against it."""
-        return self.distribution.of(trajectory) if self.sampled and self.distribution else None
+        """p of the target while it wrote, where it is known."""
+        return self.distribution.of(trajectory) if self.distribution else None
 
 
 def drawing(context: DraftContext, drafter: str) -> Drawing:
@@ -183,25 +183,21 @@ def chunk_rows(num_rows: int, vocab_size: int) -> Sequence[slice]:
     return [slice(start, start + step) for start in range(0, num_rows, step)]
 
 
-def outside_mass(
-    vocabulary: DraftVocabulary,
-    trajectory: Trajectory,
-    states: torch.Tensor | None = None,
-    head: torch.nn.Module | None = None,
-) -> float:
+def outside_mass(vocabulary: DraftVocabulary, trajectory: Trajectory, p: ResponseDistribution | None = None) -> float:
     """The target's probability outside the draft vocabulary, summed over the output tokens after the first.
 
-    Above temperature 0, from what the target's `head` reads before each, `states` [N - 1, H]; without them, and at 0,
-    where all of it is on the token that was written, by whether that token is outside.
+    Where p is not known, and at temperature 0, where all of it is on the token that was written: by whether that
+    token is outside.
     """
     covered = vocabulary.covered
-    if trajectory.temperature == 0 or states is None or head is None:
+    if p is None:
         wanted = torch.from_numpy(trajectory.output_ids[1:].astype(np.int64)).to(covered.device)
         return float((vocabulary.wanted(wanted) < 0).sum())
     total = 0.0
-    for rows in chunk_rows(len(states), covered.numel()):
-        p = torch.softmax(head(states[rows]).float() / trajectory.temperature, dim=-1)
-        total += float(p[:, : covered.numel()][:, ~covered].sum()) + float(p[:, covered.numel() :].sum())
+    positions = torch.arange(1, trajectory.output_ids.size, device=covered.device)
+    for rows in chunk_rows(len(positions), covered.numel()):
+        inside = p.log_p(positions[rows])[:, : covered.numel()][:, covered].exp().sum()
+        total += len(positions[rows]) - float(inside)
     return total
 
 
