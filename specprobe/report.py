@@ -114,6 +114,8 @@ def _what_was_measured(run: Run) -> RenderableType:
     if workload["skipped"]:
         skipped = ", ".join(f"{reason} {format_count(n)}" for reason, n in sorted(workload["skipped"].items()))
         grid.add_row("skipped", Text(skipped))
+    if asked := _asked_temperatures(workload.get("temperatures", ())):
+        grid.add_row("the log asks", Text(asked))
     for lengths in run.responses:
         total = int(lengths.output_tokens.sum())
         grid.add_row(
@@ -129,6 +131,18 @@ def _what_was_measured(run: Run) -> RenderableType:
         grid.add_row("target", Text(inert(str(record["name"]), 200) + (f" ({', '.join(details)})" if details else "")))
     grid.add_row("engine rules", Text(run.engine_profile))
     return grid
+
+
+def _asked_temperatures(counts: Sequence[Mapping[str, Any]]) -> str:
+    """Which share of the requests asks for which temperature; nothing where none says."""
+    if all(entry["temperature"] is None for entry in counts):
+        return ""
+    total = sum(entry["prompts"] for entry in counts)
+    return ", ".join(
+        ("no temperature" if entry["temperature"] is None else f"temperature {entry['temperature']:g}")
+        + f" {format_percent(entry['prompts'] / total)}"
+        for entry in counts
+    )
 
 
 def _entropy(lengths: ResponseRecord) -> str:

@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from specprobe.cli import app, run_command
+from specprobe.profiles import PROFILES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "workloads" / "README.md"]
@@ -86,6 +87,18 @@ def test_the_two_readme_commands_are_there_and_ci_runs_the_second():
     for tool in ("ruff check", "ruff format --check", "mypy", "pytest"):
         assert tool in tests
     assert "<!-- tests -->" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_page_of_engines_names_every_profile_and_what_each_refuses():
+    page = (ROOT / "docs" / "engines.md").read_text()
+    for profile in PROFILES:
+        assert f"`{profile.name}`" in page
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{profile.engine.partition('-v')[0]}..."))
+        positions = [row.find(step.replace("_", "-")) for step in profile.processing.order]
+        assert positions == sorted(positions)
+        assert -1 not in positions
+    for setting in {lossy.split()[0] for profile in PROFILES for lossy in profile.lossy}:
+        assert setting in page
 
 
 def test_links_between_pages_lead_somewhere():
