@@ -19,10 +19,10 @@ from specprobe.notices import Notice
 from specprobe.options import AnalyzeOptions, check_depth_fits
 from specprobe.profiles import Profile, outside_known_versions, resolve_profile
 from specprobe.progress import Stages
-from specprobe.replay import prompt_numbers
 from specprobe.responses import Origin, Sources, context_limit, get_responses, open_origin
 from specprobe.run import ResponseRecord, Run
 from specprobe.trajectories import TrajectorySet
+from specprobe.trajectory import prompt_numbers
 from specprobe.workload import Workload, read_workload
 
 if TYPE_CHECKING:

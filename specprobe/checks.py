@@ -13,7 +13,7 @@ from specprobe.drafters.base import Adoption
 from specprobe.interval import MIN_PROMPTS
 from specprobe.ladder import BROKEN_ACCEPTANCE
 from specprobe.notices import Notice, inert
-from specprobe.trajectory import Trajectory
+from specprobe.trajectory import Trajectory, prompt_numbers
 from specprobe.units import format_plural
 
 # The standard error of a rate near 1/2 is 5 % at 100 rounds; below that depths cannot be told apart.
@@ -33,7 +33,7 @@ def check_responses(trajectories: Sequence[Trajectory]) -> list[Notice]:
     """Notices about the responses themselves: too few, stuck in a loop, cut short."""
     notices = []
     num_responses = len(trajectories)
-    num_prompts = len({trajectory.prompt_ids.tobytes() for trajectory in trajectories})
+    num_prompts = int(prompt_numbers(trajectories).max(initial=-1)) + 1
     if num_prompts < MIN_PROMPTS:
         notices.append(
             Notice(

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 Entropies = NDArray[np.float32]
@@ -88,70 +87,30 @@ def entropy_quartiles(edges: Floats, at_risk: Floats, accepted: Floats) -> tuple
     )
 
 
-def quartile_counts(entropy: Entropies, edges: Floats, at_risk: Floats, kept: Floats) -> tuple[Floats, Floats]:
-    """`at_risk` and `kept` [N] of one response (see `token_weights`), summed by quartile of `entropy` [N]: both [4].
+def quartile_counts(entropy: Entropies, edges: Floats, at_risk: Floats, accepted: Floats) -> tuple[Floats, Floats]:
+    """`at_risk` and `accepted` [N] of one response (see `token_weights`), summed by quartile of `entropy` [N].
 
-    An entropy equal to a border belongs below it.
+    Both [4]. An entropy equal to a border belongs below it.
     """
     quartile = np.searchsorted(edges, entropy, side="left")
     at_risk_in = np.bincount(quartile, weights=at_risk, minlength=4).astype(np.float64)
-    kept_in = np.bincount(quartile, weights=kept, minlength=4).astype(np.float64)
-    return at_risk_in, kept_in
+    accepted_in = np.bincount(quartile, weights=accepted, minlength=4).astype(np.float64)
+    return at_risk_in, accepted_in
 
 
-@njit(cache=True, nogil=True)
-def token_weights(
-    drafted: NDArray[np.int16],
-    accepted: NDArray[np.int16],
-    depth: int,
-    at_risk: Floats,
-    kept: Floats,
-) -> None:
-    """Which output tokens the rounds of one response drafted for at one depth, and where the draft was accepted.
+def token_weights(starts: Floats, at_risk: Floats, accepted: Floats) -> tuple[Floats, Floats]:
+    """At each output token [N], the draft tokens at risk there and those accepted, of the rounds of one depth.
 
-    `drafted`, `accepted` [K, N] as for `walk_rounds`, whose recursion this is. Adds 1 to `at_risk[t]` [N] where a round
-    had a draft for output token t and all its earlier drafts were accepted, and to `kept[t]` [N] where this one was
-    too. Drafts past the end of the text have no token.
+    `starts` [N]: where its rounds start; `at_risk`, `accepted` [K, N]: of a round at s, see `rounds.reach`.
     """
-    num_output = drafted.shape[1]
-    start = 1
-    while start < num_output:
-        num_accepted = accepted[depth - 1, start]
-        num_left = num_output - start
-        for i in range(min(drafted[depth - 1, start], num_accepted + 1, num_left)):
-            at_risk[start + i] += 1
-        for i in range(min(num_accepted, num_left)):
-            kept[start + i] += 1
-        start += num_accepted + 1
+    num_depths, num_output = at_risk.shape
+    place = (np.arange(num_output) + np.arange(num_depths)[:, None]).ravel()
 
+    def at_tokens(values: Floats) -> Floats:
+        summed = np.bincount(place, weights=(starts * values).ravel(), minlength=num_output)
+        return summed[:num_output].astype(np.float64)
 
-@njit(cache=True, nogil=True)
-def expected_token_weights(
-    drafted: NDArray[np.int16],
-    survival: Floats,
-    depth: int,
-    at_risk: Floats,
-    kept: Floats,
-) -> None:
-    """`token_weights` of sampled drafts, in expectation given the text.
-
-    `drafted` [K, N] and `survival` [K, N], of this depth, as for `expect_rounds`, whose recursion this is.
-    """
-    num_output = drafted.shape[1]
-    # P(a round starts at s): 1 at token 1, then what earlier rounds send there.
-    starts = np.zeros(num_output + depth + 1)
-    starts[1] = 1.0
-    for start in range(1, num_output):
-        here = starts[start]
-        num_drafted = min(drafted[depth - 1, start], num_output - start)
-        reached = 1.0
-        for i in range(num_drafted):
-            accepted = survival[i, start]
-            at_risk[start + i] += here * reached
-            kept[start + i] += here * accepted
-            starts[start + i + 1] += here * (reached - accepted)
-            reached = accepted
-        starts[start + num_drafted + 1] += here * reached
+    return at_tokens(at_risk), at_tokens(accepted)
 
 
 def _without_first(entropies: Sequence[Entropies]) -> Floats:

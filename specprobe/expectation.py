@@ -5,8 +5,10 @@ be replaced by its expectation b before the text was known (DESIGN section 2), f
 how the recursion got there:
 
     A_i = sum_s r_s S_{s,i-1} b_{s,i}          h_i = A_i / sum_s r_s S_{s,i-1}
-    tokens per round = 1 + sum_i A_i / sum_s r_s
+    tokens per round = (emitted + sum_i A_i - accepted) / rounds
 
+(A round emits its accepted drafts and one token, but for a last one that drafts fill up to the end: hence the
+counters, with A_i in place of what was accepted.)
 b is p(d) for a one-hot draft d, sum_x min(p, q) for a sampled one (sum_x p q under an exact-match rule). Replacing the
 earlier factors, too, would go on where the draft was rejected, and is biased. Positions past the end of the text
 are left out.
@@ -17,10 +19,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from specprobe.drafters.base import Proposals
+from specprobe.rounds import expected_rounds, one_hot_survival, reach, visited_rounds
 from specprobe.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -29,87 +31,42 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 
-def expect_greedy(
-    trajectory: Trajectory, proposals: Proposals, p: ResponseDistribution, at_risk_at: Floats, expected_at: Floats
-) -> None:
-    """Add r_s S_{s,i-1} and r_s S_{s,i-1} p(d) of one response to both [K, K], depth first, then position."""
+def expect_greedy(trajectory: Trajectory, proposals: Proposals, p: ResponseDistribution) -> tuple[Floats, Floats]:
+    """r_s S_{s,i-1} and r_s S_{s,i-1} p(d) of one response, summed over s: both [K, K], depth first, then position."""
     assert trajectory.log_probs is not None
     assert proposals.missed is not None
-    visited = np.zeros(proposals.drafted.shape, dtype=np.bool_)
-    _visit_misses(proposals.drafted, proposals.accepted, visited)
-    rows, starts = visited.nonzero()
-    places = starts + proposals.accepted[rows, starts]
-    # Depths mostly miss the same token at the same place.
-    pairs, index = np.unique(np.stack([places, proposals.missed[rows, starts]]), axis=1, return_inverse=True)
-    missed = np.zeros(proposals.drafted.shape)
-    missed[rows, starts] = np.exp(p.log_p_of(pairs[0].astype(np.int64), pairs[1].astype(np.int64)))[index.reshape(-1)]
-    written = np.exp(trajectory.log_probs.astype(np.float64))
-    _expect_greedy(proposals.drafted, proposals.accepted, written, missed, at_risk_at, expected_at)
+    drafted, accepted = proposals.drafted, proposals.accepted
+    num_depths, num_output = drafted.shape
+    starts = visited_rounds(drafted, accepted)
+    at_risk, kept = reach(drafted, one_hot_survival(accepted, num_depths))
+    # What was accepted is the text; the draft behind it, where one is at risk, is another token.
+    position, start = np.arange(num_depths)[:, None], np.arange(num_output)
+    written = np.exp(trajectory.log_probs.astype(np.float64))[np.minimum(start + position, num_output - 1)]
+    missed = _missed(proposals, starts, p)
+    chance = np.where(kept > 0, written, missed[:, None, :])
+    weight = starts[:, None] * at_risk
+    return weight.sum(axis=2), (weight * chance).sum(axis=2)
 
 
-def expect_sampled(proposals: Proposals, at_risk_at: Floats, expected_at: Floats) -> None:
+def expect_sampled(proposals: Proposals) -> tuple[Floats, Floats]:
     """The same for sampled drafts, whose `survival` and `overlap` are known."""
     assert proposals.survival is not None
     assert proposals.overlap is not None
-    _expect_sampled(proposals.drafted, proposals.survival, proposals.overlap, at_risk_at, expected_at)
+    at_risk, _ = reach(proposals.drafted, proposals.survival)
+    weight = expected_rounds(proposals.drafted, proposals.survival)[:, None] * at_risk
+    return weight.sum(axis=2), (weight * proposals.overlap).sum(axis=2)
 
 
-@njit(cache=True, nogil=True)
-def _visit_misses(drafted: NDArray[np.int16], accepted: NDArray[np.int16], visited: NDArray[np.bool_]) -> None:
-    """Mark the rounds [K, N] that an engine runs and whose draft has a token inside the text that is not accepted."""
-    num_depths, num_output = drafted.shape
-    for row in range(num_depths):
-        start = 1
-        while start < num_output:
-            num_accepted = accepted[row, start]
-            visited[row, start] = num_accepted < drafted[row, start] and start + num_accepted < num_output
-            start += num_accepted + 1
-
-
-@njit(cache=True, nogil=True)
-def _expect_greedy(
-    drafted: NDArray[np.int16],
-    accepted: NDArray[np.int16],
-    written: Floats,
-    missed: Floats,
-    at_risk_at: Floats,
-    expected_at: Floats,
-) -> None:
-    """`written` [N]: p of the text; `missed` [K, N]: p of the draft that was not accepted."""
-    num_depths, num_output = drafted.shape
-    for row in range(num_depths):
-        start = 1
-        while start < num_output:
-            num_accepted = accepted[row, start]
-            for i in range(min(drafted[row, start], num_accepted + 1, num_output - start)):
-                at_risk_at[row, i] += 1.0
-                expected_at[row, i] += written[start + i] if i < num_accepted else missed[row, start]
-            start += num_accepted + 1
-
-
-@njit(cache=True, nogil=True)
-def _expect_sampled(
-    drafted: NDArray[np.int16],
-    survival: Floats,
-    overlap: Floats,
-    at_risk_at: Floats,
-    expected_at: Floats,
-) -> None:
-    """`survival` and `overlap` [K, K, N], depth first; see `rounds.expect_rounds` for the recursion."""
-    num_depths, num_output = drafted.shape
-    for row in range(num_depths):
-        starts = np.zeros(num_output + num_depths + 1)
-        starts[1] = 1.0
-        for start in range(1, num_output):
-            here = starts[start]
-            if here == 0.0:
-                continue
-            reached = 1.0
-            inside = min(drafted[row, start], num_output - start)
-            for i in range(inside):
-                at_risk_at[row, i] += here * reached
-                expected_at[row, i] += here * reached * overlap[row, i, start]
-                kept = survival[row, i, start]
-                starts[start + i + 1] += here * (reached - kept)
-                reached = kept
-            starts[start + inside + 1] += here * reached
+def _missed(proposals: Proposals, starts: Floats, p: ResponseDistribution) -> Floats:
+    """p [K, N] of the draft behind the accepted ones, where an engine runs the round and it lies inside the text."""
+    assert proposals.missed is not None
+    chance = np.zeros(starts.shape)
+    num_output = starts.shape[1]
+    places = np.arange(num_output) + proposals.accepted
+    rows, columns = ((starts > 0) & (proposals.missed >= 0) & (places < num_output)).nonzero()
+    # Depths mostly miss the same token at the same place.
+    wanted = np.stack([places[rows, columns], proposals.missed[rows, columns]])
+    pairs, index = np.unique(wanted, axis=1, return_inverse=True)
+    found = np.exp(p.log_p_of(pairs[0].astype(np.int64), pairs[1].astype(np.int64)))
+    chance[rows, columns] = found[index.reshape(-1)]
+    return chance

@@ -11,18 +11,19 @@ from numpy.typing import NDArray
 
 from specprobe.acceptance import Acceptance, Expectation
 from specprobe.drafters.base import Drafter, Limits, Proposals
-from specprobe.entropy import (
-    entropy_edges,
-    entropy_quartiles,
-    expected_token_weights,
-    quartile_counts,
-    token_weights,
-)
+from specprobe.entropy import entropy_edges, entropy_quartiles, quartile_counts, token_weights
 from specprobe.errors import SpecprobeError
 from specprobe.expectation import expect_greedy, expect_sampled
 from specprobe.profiles import DraftSampling
-from specprobe.rounds import expect_all_depths, walk_all_depths
-from specprobe.trajectory import Trajectory
+from specprobe.rounds import (
+    expect_all_depths,
+    expected_rounds,
+    one_hot_survival,
+    reach,
+    visited_rounds,
+    walk_all_depths,
+)
+from specprobe.trajectory import Trajectory, prompt_numbers
 
 if TYPE_CHECKING:
     from specprobe.target_distribution import ResponseDistribution, TargetDistribution
@@ -71,7 +72,7 @@ def replays(
         drafter.proposals(list(day), depth, limits or Limits()) for _, day in groupby(trajectories, lambda t: t.sample)
     )
     for p, (trajectory, proposals) in enumerate(zip(trajectories, drafts, strict=True)):
-        known = distribution.of(trajectory) if distribution else None
+        known = distribution.of(trajectory) if distribution and "greedy" in draft_samplings else None
         for tally in tallies:
             tally.add(p, trajectory, proposals, known)
         if proposals.outside is not None:
@@ -102,12 +103,6 @@ def replays(
     ]
 
 
-def prompt_numbers(trajectories: Sequence[Trajectory]) -> NDArray[np.int32]:
-    """[P] int32: which responses are to one and the same prompt, by number in order of appearance."""
-    numbers: dict[bytes, int] = {}
-    return np.array([numbers.setdefault(t.prompt_ids.tobytes(), len(numbers)) for t in trajectories], dtype=np.int32)
-
-
 class _Tally:
     """Counts by prompt and depth: integers for one-hot drafts, expectations for sampled ones."""
 
@@ -132,29 +127,33 @@ class _Tally:
         self, p: int, trajectory: Trajectory, proposals: Proposals, known: ResponseDistribution | None = None
     ) -> None:
         counts = self.rounds[p], self.drafted_at[p], self.at_risk_at[p], self.accepted_at[p]
+        expected = None
         if self.draft_sampling == "greedy":
             num_known = trajectory.output_ids.size + trajectory.tail_ids.size
             walk_all_depths(proposals.drafted, proposals.accepted, num_known, *counts)
             if known is not None and proposals.missed is not None:
-                expect_greedy(trajectory, proposals, known, *self._expected[:, p])
-                self._is_expected[p] = True
+                expected = expect_greedy(trajectory, proposals, known)
         elif proposals.survival is None:
             raise SpecprobeError("--draft-sampling sampled: this drafter proposes tokens, not distributions")
         else:
             expect_all_depths(proposals.drafted, proposals.survival, *counts)
             if proposals.overlap is not None:
-                expect_sampled(proposals, *self._expected[:, p])
-                self._is_expected[p] = True
+                expected = expect_sampled(proposals)
+        if expected is not None:
+            self._expected[:, p] = expected
+            self._is_expected[p] = True
         if self._edges is not None and trajectory.entropy is not None:
             self._add_entropy(trajectory.entropy, proposals)
 
     def _add_entropy(self, entropy: NDArray[np.float32], proposals: Proposals) -> None:
         """At the largest depth."""
-        depth, num_output = proposals.drafted.shape
-        weights = np.zeros((2, num_output))
+        drafted, accepted = proposals.drafted[-1:], proposals.accepted[-1:]
         if self.draft_sampling == "greedy":
-            token_weights(proposals.drafted, proposals.accepted, depth, *weights)
-        elif proposals.survival is not None:
-            expected_token_weights(proposals.drafted, proposals.survival[-1], depth, *weights)
+            starts, survival = visited_rounds(drafted, accepted), one_hot_survival(accepted, len(proposals.drafted))
+        else:
+            assert proposals.survival is not None
+            survival = proposals.survival[-1:]
+            starts = expected_rounds(drafted, survival)
+        at_risk, kept = reach(drafted, survival)
         assert self._edges is not None
-        self.by_entropy += quartile_counts(entropy, self._edges, *weights)
+        self.by_entropy += quartile_counts(entropy, self._edges, *token_weights(starts[0], at_risk[0], kept[0]))

@@ -73,45 +73,63 @@ def walk_all_depths(
 
 
 @njit(cache=True, nogil=True)
-def expect_rounds(
-    drafted: NDArray[np.int16],
-    survival: NDArray[np.float64],
-    depth: int,
-    drafted_at: NDArray[np.float64],
-    at_risk_at: NDArray[np.float64],
-    accepted_at: NDArray[np.float64],
-) -> float:
-    """Expected counts of the rounds of one response at one depth, given its text.
+def visited_rounds(drafted: NDArray[np.int16], accepted: NDArray[np.int16]) -> NDArray[np.float64]:
+    """Where the rounds of `walk_rounds` start: r_s [D, N], 1 where a round of that depth starts at s, else 0.
 
-    `drafted` [K, N] as for `walk_rounds`; `survival` [K, N], S_{s,i} = a_{s,1} ... a_{s,i} in row i-1, for drafts of
-    this depth. Adds to the three as `walk_rounds` does, up to the end of the text. Returns the expected number of
-    rounds.
+    `drafted`, `accepted` [D, N]: of some depths.
     """
-    num_output = drafted.shape[1]
-    # P(a round starts at s): 1 at token 1, then what earlier rounds send there.
-    starts = np.zeros(num_output + depth + 1)
-    starts[1] = 1.0
-    rounds = 0.0
-    for start in range(1, num_output):
-        here = starts[start]
-        if here == 0.0:
-            continue
-        rounds += here
-        num_drafted = drafted[depth - 1, start]
-        reached = 1.0
-        for i in range(num_drafted):
-            drafted_at[i] += here
-            if start + i < num_output:
-                at_risk_at[i] += here * reached
-                kept = survival[i, start]
-                accepted_at[i] += here * kept
-                starts[start + i + 1] += here * (reached - kept)
-                reached = kept
-        starts[start + min(num_drafted, num_output - start) + 1] += here * reached
-    return rounds
+    num_depths, num_output = drafted.shape
+    starts = np.zeros((num_depths, num_output))
+    for row in range(num_depths):
+        start = 1
+        while start < num_output:
+            starts[row, start] = 1.0
+            start += accepted[row, start] + 1
+    return starts
 
 
 @njit(cache=True, nogil=True)
+def expected_rounds(drafted: NDArray[np.int16], survival: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same for sampled drafts: r_s [D, N] = P(a round of that depth starts at s), given the text.
+
+    `drafted` [D, N]: of some depths; `survival` [D, K, N], depth first: S_{s,i} = a_{s,1} ... a_{s,i} in row i-1.
+    """
+    num_depths, num_positions, num_output = survival.shape
+    starts = np.zeros((num_depths, num_output + num_positions + 1))
+    for row in range(num_depths):
+        if num_output > 1:
+            starts[row, 1] = 1.0
+        for start in range(1, num_output):
+            here = starts[row, start]
+            if here == 0.0:
+                continue
+            reached = 1.0
+            inside = min(drafted[row, start], num_output - start)
+            for i in range(inside):
+                kept = survival[row, i, start]
+                starts[row, start + i + 1] += here * (reached - kept)
+                reached = kept
+            starts[row, start + inside + 1] += here * reached
+    return starts[:, :num_output].copy()
+
+
+def one_hot_survival(accepted: NDArray[np.int16], num_positions: int) -> NDArray[np.float64]:
+    """Survival [D, K, N] of drafts of which so many [D, N] are accepted for certain."""
+    return (np.arange(num_positions)[:, None] < accepted[:, None, :]).astype(np.float64)
+
+
+def reach(drafted: NDArray[np.int16], survival: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of a round at s: P(position i is drafted inside the text and reached), S_{s,i-1}, and P(accepted), S_{s,i}.
+
+    Both [D, K, N]: depth, position, start. `drafted` [D, N], `survival` [D, K, N].
+    """
+    num_depths, num_positions, num_output = survival.shape
+    position, start = np.arange(num_positions)[:, None], np.arange(num_output)
+    inside = (position < drafted[:, None, :]) & (start + position < num_output)
+    before = np.concatenate([np.ones((num_depths, 1, num_output)), survival[:, :-1]], axis=1)
+    return np.where(inside, before, 0.0), np.where(inside, survival, 0.0)
+
+
 def expect_all_depths(
     drafted: NDArray[np.int16],
     survival: NDArray[np.float64],
@@ -120,13 +138,11 @@ def expect_all_depths(
     at_risk_at: NDArray[np.float64],
     accepted_at: NDArray[np.float64],
 ) -> None:
-    """`expect_rounds` for every depth: `survival` [K, K, N], depth first, the others as in `walk_all_depths`."""
-    for row in range(drafted.shape[0]):
-        rounds[row] = expect_rounds(
-            drafted,
-            survival[row],
-            row + 1,
-            drafted_at[row],
-            at_risk_at[row],
-            accepted_at[row],
-        )
+    """`walk_all_depths` in expectation, given the text and up to its end; `survival` as for `expected_rounds`."""
+    starts = expected_rounds(drafted, survival)
+    at_risk, accepted = reach(drafted, survival)
+    longer = np.arange(drafted.shape[0])[:, None] < drafted[:, None, :]
+    rounds += starts.sum(axis=1)
+    drafted_at += (starts[:, None] * longer).sum(axis=2)
+    at_risk_at += (starts[:, None] * at_risk).sum(axis=2)
+    accepted_at += (starts[:, None] * accepted).sum(axis=2)

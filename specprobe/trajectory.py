@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,3 +46,9 @@ def token_ids(ids: object = ()) -> TokenIds:
     vector = np.asarray(ids, dtype=np.int32).reshape(-1)
     vector.flags.writeable = False
     return vector
+
+
+def prompt_numbers(trajectories: Sequence[Trajectory]) -> NDArray[np.int32]:
+    """[P]: which responses are to one and the same prompt, by number in order of appearance."""
+    numbers: dict[bytes, int] = {}
+    return np.array([numbers.setdefault(t.prompt_ids.tobytes(), len(numbers)) for t in trajectories], dtype=np.int32)

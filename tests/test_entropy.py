@@ -13,12 +13,18 @@ from specprobe.entropy import (
     EntropyQuartile,
     entropy_edges,
     entropy_quartiles,
-    expected_token_weights,
     quartile_counts,
     summarize_entropy,
     token_weights,
 )
-from specprobe.rounds import expect_rounds, walk_rounds
+from specprobe.rounds import (
+    expect_all_depths,
+    expected_rounds,
+    one_hot_survival,
+    reach,
+    visited_rounds,
+    walk_rounds,
+)
 from specprobe.temperature_report import entropy_line
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -61,13 +67,19 @@ def all_walks(drafted, survival, start: int = 1, probability: float = 1.0) -> li
     return rounds
 
 
+def weights_of_walk(drafted, accepted) -> tuple[np.ndarray, np.ndarray]:
+    """Of one-hot drafts at one depth, [N] each."""
+    starts = visited_rounds(drafted[-1:], accepted[-1:])
+    at_risk, kept = reach(drafted[-1:], one_hot_survival(accepted[-1:], len(drafted)))
+    return token_weights(starts[0], at_risk[0], kept[0])
+
+
 @settings(deadline=None)
 @given(seed=SEEDS, depth=st.integers(1, 5), num_output=st.integers(0, 40), tail=st.integers(0, 4))
 def test_token_weights_against_a_literal_loop(seed, depth, num_output, tail):
     drafted, accepted = some_drafts(seed, depth, num_output, tail)
     for k in range(1, depth + 1):
-        at_risk, kept = np.zeros((2, num_output))
-        token_weights(drafted, accepted, k, at_risk, kept)
+        at_risk, kept = weights_of_walk(drafted[:k], accepted[:k])
         assert (at_risk.tolist(), kept.tolist()) == literal_weights(drafted[k - 1], accepted[k - 1])
 
 
@@ -75,8 +87,7 @@ def test_token_weights_against_a_literal_loop(seed, depth, num_output, tail):
 @given(seed=SEEDS, depth=st.integers(1, 5), num_output=st.integers(0, 40))
 def test_token_weights_add_up_to_the_counts_of_the_walk(seed, depth, num_output):
     drafted, accepted = some_drafts(seed, depth, num_output)
-    at_risk, kept = np.zeros((2, num_output))
-    token_weights(drafted, accepted, depth, at_risk, kept)
+    at_risk, kept = weights_of_walk(drafted, accepted)
     counts = np.zeros((3, depth), dtype=np.int32)
     walk_rounds(drafted, accepted, depth, num_output, *counts)
     assert (at_risk.sum(), kept.sum()) == (counts[1].sum(), counts[2].sum())
@@ -87,29 +98,31 @@ def test_token_weights_add_up_to_the_counts_of_the_walk(seed, depth, num_output)
 def test_expected_weights_against_all_walks(seed, depth, num_output):
     rng = np.random.default_rng(seed)
     drafted, _ = some_drafts(seed, depth, num_output)
-    survival = np.cumprod(rng.uniform(0, 1, (depth, num_output)) * rng.integers(0, 2, (depth, num_output)), axis=0)
-    at_risk, kept, some_at_risk, some_kept = np.zeros((4, num_output))
-    expected_token_weights(drafted, survival, depth, at_risk, kept)
-    for probability, start, accepted in all_walks(drafted[depth - 1], survival):
+    chances = rng.uniform(0, 1, (depth, num_output)) * rng.integers(0, 2, (depth, num_output))
+    survival = np.broadcast_to(np.cumprod(chances, axis=0), (depth, depth, num_output))
+    starts = expected_rounds(drafted, survival)
+    at_risk, kept = token_weights(starts[-1], *(values[-1] for values in reach(drafted, survival)))
+    some_at_risk, some_kept, some_starts = np.zeros((3, num_output))
+    for probability, start, accepted in all_walks(drafted[depth - 1], survival[-1]):
+        some_starts[start] += probability
         for i in range(min(drafted[depth - 1, start], accepted + 1, num_output - start)):
             some_at_risk[start + i] += probability
             some_kept[start + i] += probability * (i < accepted)
+    assert starts[-1] == pytest.approx(some_starts)
     assert at_risk == pytest.approx(some_at_risk)
     assert kept == pytest.approx(some_kept)
-    counts = np.zeros((3, depth))
-    expect_rounds(drafted, survival, depth, *counts)
-    assert (at_risk.sum(), kept.sum()) == pytest.approx((counts[1].sum(), counts[2].sum()))
+    rounds, *counts = np.zeros(depth), *np.zeros((3, depth, depth))
+    expect_all_depths(drafted, survival, rounds, *counts)
+    assert rounds[-1] == pytest.approx(some_starts.sum())
+    assert (at_risk.sum(), kept.sum()) == pytest.approx((counts[1][-1].sum(), counts[2][-1].sum()))
 
 
 @settings(deadline=None)
 @given(seed=SEEDS, depth=st.integers(1, 5), num_output=st.integers(0, 40))
-def test_expected_weights_of_one_hot_drafts_are_those_of_the_walk(seed, depth, num_output):
+def test_expected_rounds_of_one_hot_drafts_are_those_of_the_walk(seed, depth, num_output):
     drafted, accepted = some_drafts(seed, depth, num_output)
-    survival = (accepted[depth - 1] > np.arange(depth)[:, None]).astype(np.float64)
-    weights, expected = np.zeros((2, 2, num_output))
-    token_weights(drafted, accepted, depth, *weights)
-    expected_token_weights(drafted, survival, depth, *expected)
-    assert weights.tolist() == expected.tolist()
+    expected = expected_rounds(drafted, one_hot_survival(accepted, depth))
+    assert expected.tolist() == visited_rounds(drafted, accepted).tolist()
 
 
 def test_edges_leave_out_the_token_that_the_prefill_writes():

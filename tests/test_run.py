@@ -16,10 +16,11 @@ from specprobe.drafters import parse_drafter
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.profiles import resolve_profile
-from specprobe.replay import prompt_numbers, replay
+from specprobe.replay import replay
 from specprobe.run import ResponseRecord, Run
 from specprobe.run_document import load_run, run_document
 from specprobe.summary import summarize
+from specprobe.trajectory import prompt_numbers
 
 
 def make_run(works, depth: int = 4) -> Run:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specprobe.drafters.base import Adoption, Drafter, Limits, Proposals
 from specprobe.drafters.models import OpenDrafter
 from specprobe.notices import Notice
+from specprobe.rounds import one_hot_survival
 from specprobe.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class HybridDrafter:
             drafts = ours.drafted > 0
             survival = None
             if theirs.survival is not None:
-                one_hot = ours.survival if ours.survival is not None else _one_hot(ours.accepted)
+                one_hot = ours.survival if ours.survival is not None else one_hot_survival(ours.accepted, depth)
                 survival = np.where(drafts[:, None], one_hot, theirs.survival)
             missed = None
             if ours.missed is not None and theirs.missed is not None:
@@ -56,12 +56,6 @@ class HybridDrafter:
                 survival,
                 missed=missed,
             )
-
-
-def _one_hot(accepted: NDArray[np.int16]) -> NDArray[np.float64]:
-    """Survival [K, K, N] of drafts of which so many [K, N] are accepted for certain."""
-    depth = accepted.shape[0]
-    return (np.arange(1, depth + 1)[None, :, None] <= accepted[:, None]).astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
