@@ -91,8 +91,11 @@ def advise(
         else _measured(run, cost_options, sorted(set(concurrencies)), run.responses_at(temperature), stages)
     )
     wanted = list(dict.fromkeys(concurrencies))
-    found = {value: recommend(run, value, cost, wanted) for value in _decidable(run)}
-    return Advice(found[temperature], by_temperature(list(found.values())))
+    asked = recommend(run, temperature, cost, wanted)
+    others = [recommend(run, value, cost, wanted) for value in _decidable(run) if value != temperature]
+    # What limits a verdict at another temperature limits where it turns.
+    notices = tuple(dict.fromkeys(notice for found in (asked, *others) for notice in found.notices))
+    return Advice(replace(asked, notices=notices), by_temperature([asked, *others]))
 
 
 def _decidable(run: Run) -> list[float]:

@@ -17,7 +17,7 @@ from specprobe.entropy import summarize_entropy
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.options import AnalyzeOptions, check_depth_fits
-from specprobe.profiles import Profile, outside_known_versions, resolve_profile
+from specprobe.profiles import DraftSampling, Profile, outside_known_versions, resolve_profile
 from specprobe.progress import Stages
 from specprobe.responses import Origin, Sources, context_limit, get_responses, open_origin
 from specprobe.run import ResponseRecord, Run
@@ -42,7 +42,7 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
     max_model_len = context_limit(options, origin.target)
     if max_model_len is not None:
         check_depth_fits(options.depth, max_model_len)
-    samplings = options.draft_samplings or profile.draft_samplings
+    samplings = _draft_samplings(options, profile, origin, model_free=model_free)
     context = DraftContext(
         target=origin.target,
         tokenizer=origin.tokenizer,
@@ -50,7 +50,7 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
         profile=profile,
         depth=options.depth,
         sampled="sampled" in samplings,
-        greedy="greedy" in samplings or options.draft_samplings is None,
+        greedy="greedy" in samplings,
         temperatures=origin.temperatures,
         distribution=_distribution(origin),
     )
@@ -61,7 +61,7 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
         opened,
         [found.trajectories for found in sources.sets],
         context,
-        options.draft_samplings,
+        samplings,
         Limits(max_model_len, origin.tokenizer.eos_ids if origin.tokenizer else ()),
         stages,
     )
@@ -69,7 +69,7 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
         workload=_workload_record(options, workload, sources),
         target=asdict(origin.target.record) if origin.target else None,
         engine_profile=profile.name,
-        settings=_settings_record(options, profile, sources, max_model_len),
+        settings=_settings_record(options, profile, sources, samplings, max_model_len),
         responses=tuple(
             _responses_record(trajectories, temperature, origin.mode)
             for trajectories, temperature in zip(sources.sets, origin.temperatures, strict=True)
@@ -77,6 +77,23 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
         results=tuple(sorted(results, key=lambda r: (origin.temperatures.index(r.temperature), r.adoption))),
         notices=(*_all_notices(options, profile, workload, sources, results), *drafter_notices),
     )
+
+
+def _draft_samplings(
+    options: AnalyzeOptions, profile: Profile, origin: Origin, *, model_free: bool
+) -> tuple[DraftSampling, ...]:
+    """How models draft above temperature 0: as asked, else every way that the engine offers and the text allows."""
+    if options.draft_samplings is not None:
+        return options.draft_samplings
+    # Sampled drafts are held against the target's probability of the text, which only a target knows.
+    if origin.target is not None or not any(origin.temperatures):
+        return profile.draft_samplings
+    if not profile.greedy_drafts and not model_free:
+        raise SpecprobeError(
+            f"--engine {options.engine}: draws its drafts whenever the target samples, which takes the target's "
+            "probability of the logged tokens; name it with --target"
+        )
+    return ("greedy",)
 
 
 def _distribution(origin: Origin) -> TargetDistribution | None:
@@ -153,7 +170,7 @@ def _workload_record(options: AnalyzeOptions, workload: Workload, sources: Sourc
         "inexact_answers": sum(found.inexact for found in sets),
         "structured_outputs": workload.structured_outputs,
         "special_token_prompts": sum(found.special_token_prompts for found in sets),
-        "log_fit": sources.mismatch,
+        "log_fit": list(sources.mismatches),
         "temperatures": [
             {"temperature": temperature, "prompts": count} for temperature, count in workload.temperature_counts.items()
         ],
@@ -162,7 +179,11 @@ def _workload_record(options: AnalyzeOptions, workload: Workload, sources: Sourc
 
 
 def _settings_record(
-    options: AnalyzeOptions, profile: Profile, sources: Sources, max_model_len: int | None
+    options: AnalyzeOptions,
+    profile: Profile,
+    sources: Sources,
+    samplings: Sequence[DraftSampling],
+    max_model_len: int | None,
 ) -> dict[str, Any]:
     """What has to be the same for two runs to be comparable, beside workload, target and engine rules."""
     generation = {}
@@ -182,9 +203,9 @@ def _settings_record(
         "processors": asdict(options.processors),
         "processing_order": list(profile.processing.order),
         "engine": options.engine,
-        "draft_samplings": list(options.draft_samplings or profile.draft_samplings),
+        "draft_samplings": list(samplings),
         "draft_rules": {
-            "greedy": "p(draft)" if profile.greedy_drafts else None,
+            "one_hot": "p(draft)",
             "sampled": profile.sampled_drafts,
             "lossy_not_replayed": list(profile.lossy),
         },

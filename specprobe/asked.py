@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specprobe.defaults import SMALLEST_TEMPERATURE
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.processors import PLAIN, ProcessingRule, Processors
@@ -14,8 +15,6 @@ from specprobe.units import format_plural
 
 # What OpenAI's API and vLLM take where a request says nothing.
 UNSAID_TEMPERATURE = 1.0
-# vLLM raises what lies between to it (sampling_params.py).
-SMALLEST_TEMPERATURE = 0.01
 # Each has results of its own; more would be too many to look at, and too few responses each.
 MOST_TEMPERATURES = 12
 
@@ -29,7 +28,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RequestSet:
     """The requests of one temperature: their prompts, and what each of them asks for."""
 
     temperature: float
@@ -38,21 +37,21 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class RequestSets:
     """All requests by temperature, ascending, and those that the engine would refuse."""
 
-    groups: tuple[Group, ...]
+    sets: tuple[RequestSet, ...]
     refused: int = 0
     notices: tuple[Notice, ...] = ()
 
 
-def groups_at(prompts: Sequence[Prompt], temperatures: Sequence[float], processors: Processors) -> Groups:
+def requests_at(prompts: Sequence[Prompt], temperatures: Sequence[float], processors: Processors) -> RequestSets:
     """Every prompt at every temperature, all with the same settings."""
     asked = (Asked(processors),) * len(prompts)
-    return Groups(tuple(Group(temperature, tuple(prompts), asked) for temperature in temperatures))
+    return RequestSets(tuple(RequestSet(temperature, tuple(prompts), asked) for temperature in temperatures))
 
 
-def groups_of_log(prompts: Sequence[Prompt], otherwise: Processors, rule: ProcessingRule) -> Groups:
+def requests_of_log(prompts: Sequence[Prompt], otherwise: Processors, rule: ProcessingRule) -> RequestSets:
     """Every prompt once, at the temperature of its row; settings that it does not say are `otherwise`.
 
     Raises SpecprobeError where the log says more temperatures than a report can hold, or no request is left.
@@ -63,7 +62,7 @@ def groups_of_log(prompts: Sequence[Prompt], otherwise: Processors, rule: Proces
     for prompt in prompts:
         processors = Processors.from_settings(prompt.settings, otherwise)
         if obstacle := rule.obstacle(processors):
-            obstacles[obstacle.partition(": ")[2]] += 1
+            obstacles[f"{obstacle.setting}: {obstacle.reason}"] += 1
             continue
         unsaid += "temperature" not in prompt.settings
         temperature = float(prompt.settings.get("temperature", UNSAID_TEMPERATURE))
@@ -80,7 +79,7 @@ def groups_of_log(prompts: Sequence[Prompt], otherwise: Processors, rule: Proces
     if not by_temperature:
         raise SpecprobeError(f"--temperature log: no request is left ({'; '.join(obstacles)})")
     notices = [
-        Notice("requests_refused", f"{format_plural(count, 'request')} left out: {reason}")
+        Notice("requests_refused", f"{format_plural(count, 'request')} left out for {reason}")
         for reason, count in sorted(obstacles.items())
     ]
     if unsaid:
@@ -91,8 +90,8 @@ def groups_of_log(prompts: Sequence[Prompt], otherwise: Processors, rule: Proces
                 "OpenAI's API and vLLM do (vLLM takes what the model's generation_config.json says, where it does)",
             )
         )
-    groups = tuple(
-        Group(temperature, tuple(prompt for prompt, _ in requests), tuple(asked for _, asked in requests))
+    sets = tuple(
+        RequestSet(temperature, tuple(prompt for prompt, _ in requests), tuple(asked for _, asked in requests))
         for temperature, requests in sorted(by_temperature.items())
     )
-    return Groups(groups, sum(obstacles.values()), tuple(notices))
+    return RequestSets(sets, sum(obstacles.values()), tuple(notices))

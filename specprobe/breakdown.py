@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specprobe.acceptance import Acceptance, Counts, DepthTotals
-from specprobe.interval import LEVEL, MIN_PROMPTS, Interval
+from specprobe.interval import MIN_PROMPTS, Interval, interval_json
 from specprobe.temperature import intervals_at
 
 # More rows are no longer read.
@@ -58,10 +58,7 @@ class GroupResult:
             "tokens_per_round": totals.tokens_per_round,
             "acceptance_rate": totals.acceptance_rate,
             "mean_acceptance_length": totals.mean_acceptance_length,
-            "interval": {
-                "tokens_per_round": [self.interval.low, self.interval.high] if self.interval else None,
-                "level": LEVEL,
-            },
+            "interval": interval_json(self.interval),
             "enough_prompts": self.enough_prompts,
         }
 
@@ -70,7 +67,8 @@ class GroupResult:
 class Concentration:
     """How the gain is spread over the requests that had a round, at one depth.
 
-    Raw counts [P] by request: `emitted_tokens`, `rounds`, `accepted_tokens`.
+    Raw counts [P] by request: `emitted_tokens`, `rounds`, `accepted_tokens`. `is_counted`: False for expectations, of
+    which none is ever 0.
     """
 
     depth: int
@@ -78,6 +76,7 @@ class Concentration:
     emitted_tokens: Counts
     rounds: Counts
     accepted_tokens: Counts
+    is_counted: bool = True
 
     @property
     def requests(self) -> int:
@@ -85,9 +84,9 @@ class Concentration:
         return len(self.ids)
 
     @property
-    def requests_with_nothing_accepted(self) -> int:
-        """Requests in which no draft token was accepted."""
-        return int((self.accepted_tokens == 0).sum())
+    def requests_with_nothing_accepted(self) -> int | None:
+        """Requests in which no draft token was accepted; None where acceptance is expected, not counted."""
+        return int((self.accepted_tokens == 0).sum()) if self.is_counted else None
 
     @property
     def saved_rounds(self) -> Counts:
@@ -184,15 +183,27 @@ def by_group(acceptance: Acceptance, groups: Sequence[str | None], *, seed: int 
 
 
 def concentration(acceptance: Acceptance) -> Concentration:
-    """How the gain of one result is spread over its requests, at its best depth."""
-    depth = depth_of_fewest_rounds(acceptance)
-    with_rounds = _select(acceptance, np.flatnonzero(acceptance.rounds[:, depth - 1]).tolist())
+    """How the gain of one result is spread over its requests, at its best depth; samples of one request are summed."""
+    row = depth_of_fewest_rounds(acceptance) - 1
+    prompts = range(len(acceptance.ids)) if acceptance.prompts is None else acceptance.prompts.tolist()
+    keys = list(zip(acceptance.ids, prompts, strict=True))
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    of_request = np.array([numbers[key] for key in keys], dtype=np.intp)
+
+    def summed(counts: Counts) -> Counts:
+        whole = np.zeros(len(numbers), dtype=counts.dtype)
+        np.add.at(whole, of_request, counts)
+        return whole
+
+    rounds = summed(acceptance.rounds[:, row])
+    has_rounds = rounds > 0
     return Concentration(
-        depth=depth,
-        ids=with_rounds.ids,
-        emitted_tokens=with_rounds.emitted_tokens,
-        rounds=with_rounds.rounds[:, depth - 1],
-        accepted_tokens=with_rounds.accepted_tokens[:, depth - 1],
+        depth=row + 1,
+        ids=tuple(key[0] for key, counts in zip(numbers, has_rounds.tolist(), strict=True) if counts),
+        emitted_tokens=summed(acceptance.emitted_tokens)[has_rounds],
+        rounds=rounds[has_rounds],
+        accepted_tokens=summed(acceptance.accepted_tokens[:, row])[has_rounds],
+        is_counted=acceptance.draft_sampling == "greedy",
     )
 
 

@@ -36,12 +36,17 @@ class History:
 
 
 class RowProcessors:
-    """The settings of each row of a batch, or one for all rows."""
+    """The settings of each row of a batch, or one for all rows, on a device."""
 
     def __init__(self, rows: Sequence[Processors], rule: ProcessingRule, device: torch.device) -> None:
         self._rows, self._rule, self._device = list(rows), rule, device
         self.penalizes = any(row.penalizes for row in rows)
-        self.truncates = any(row.truncates for row in rows)
+        # [R or 1, 1] each, of what any row asks for.
+        self._columns = {
+            name: torch.tensor([[getattr(row, name)] for row in rows], device=device)
+            for name in {name for row in rows for name in row.changed}
+        }
+        self._most_top_k = max(row.top_k for row in rows)
 
     def select(self, index: Sequence[int]) -> RowProcessors:
         """Some of the rows."""
@@ -63,73 +68,60 @@ class RowProcessors:
         for step in order:
             if step == "temperature":
                 logits = logits / temperature
-            elif self.truncates:
-                logits = _keep(logits, _CUTOFFS[step](logits, self._column(step)))
+            elif step in self._columns:
+                logits = self._cut(step, logits, self._columns[step])
         return logits
 
-    def _column(self, name: str) -> torch.Tensor:
-        """A setting of all rows, [R or 1, 1]."""
-        return torch.tensor([[getattr(row, name)] for row in self._rows], device=self._device)
+    def _cut(self, step: Step, logits: torch.Tensor, setting: torch.Tensor) -> torch.Tensor:
+        if step == "top_k":
+            return _top_k(logits, setting, self._most_top_k)
+        return _top_p(logits, setting) if step == "top_p" else _min_p(logits, setting)
 
     def _penalized(self, logits: torch.Tensor, history: History) -> torch.Tensor:
         """vLLM 0.33 model_executor/layers/utils.py apply_penalties; the same formulas in all engines."""
         vocab_size = logits.shape[-1]
         window = self._rule.penalty_window
-        if window is None:
-            output = history.counts(vocab_size, history.prompt_end)
-            seen = history.counts(vocab_size, history.first) > 0
-        else:
-            output = history.counts(vocab_size, torch.maximum(history.first, history.end - window))
-            seen = output > 0
-        repetition = self._column("repetition_penalty")
-        logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
-        return (
-            logits
-            - self._column("frequency_penalty") * output
-            - self._column("presence_penalty") * (output > 0).float()
-        )
+        newest = history.prompt_end if window is None else torch.maximum(history.first, history.end - window)
+        counted = history.counts(vocab_size, newest)
+        if (repetition := self._columns.get("repetition_penalty")) is not None:
+            seen = (history.counts(vocab_size, history.first) if window is None else counted) > 0
+            logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
+        if (frequency := self._columns.get("frequency_penalty")) is not None:
+            logits = logits - frequency * counted
+        if (presence := self._columns.get("presence_penalty")) is not None:
+            logits = logits - presence * (counted > 0).float()
+        return logits
 
 
-def _keep(logits: torch.Tensor, cutoff: torch.Tensor) -> torch.Tensor:
-    """What lies below the cutoff [R, 1] goes; equals of the last one kept stay, as in vLLM's top-k."""
-    return logits.masked_fill(logits < cutoff, -torch.inf)
-
-
-def _top_k_cutoff(logits: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """The k-th largest of each row."""
+def _top_k(logits: torch.Tensor, top_k: torch.Tensor, most: int) -> torch.Tensor:
+    """What is below the k-th largest goes; equals of it stay, as in vLLM. 0 keeps all."""
     vocab_size = logits.shape[-1]
-    wanted = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).expand(len(logits), 1)
-    limited = wanted < vocab_size
-    if not limited.any():
-        return torch.full_like(logits[:, :1], -torch.inf)
-    largest = logits.topk(int(wanted[limited].max()), dim=-1).values
-    cutoff = largest.gather(-1, (wanted - 1).clamp(max=largest.shape[-1] - 1))
-    return torch.where(limited, cutoff, -torch.inf)
+    largest = logits.topk(min(most, vocab_size), dim=-1).values
+    smallest = largest.gather(-1, (top_k - 1).clamp(0, largest.shape[-1] - 1).expand(len(logits), 1))
+    return logits.masked_fill((logits < smallest) & (top_k > 0), -torch.inf)
 
 
-def _top_p_cutoff(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The smallest logit of the smallest set that holds `top_p` of the probability: a token is in it where the
-    tokens before it hold less."""
+def _top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The smallest set of tokens that holds `top_p` stays: a token is in it where the likelier ones hold less."""
+    vocab_size = logits.shape[-1]
     log_total = logits.logsumexp(-1, keepdim=True)
-    for candidates in (min(_TOP_P_CANDIDATES, logits.shape[-1]), logits.shape[-1]):
-        largest = logits.topk(candidates, dim=-1).values
+    for candidates in (min(_TOP_P_CANDIDATES, vocab_size), vocab_size):
+        largest, index = logits.topk(candidates, dim=-1)
         share = (largest - log_total).exp()
-        # Never the whole: rounding must not let the tail in, nor cut where nothing is to be cut.
         before = share.cumsum(-1) - share
-        enough = (before[:, -1:] + share[:, -1:] >= top_p) | (top_p >= 1)
-        if enough.all():
+        # The last candidate is beyond the set in every row, or all there is.
+        if candidates == vocab_size or bool(((before[:, -1:] >= top_p) | (top_p >= 1)).all()):
             break
-    kept = (before < top_p).sum(-1, keepdim=True)
-    cutoff = largest.gather(-1, (kept - 1).clamp(min=0))
-    return torch.where(top_p < 1, cutoff, -torch.inf)
+    kept = largest.masked_fill(before >= top_p, -torch.inf)
+    # The likeliest stays however small the share.
+    kept[:, 0] = largest[:, 0]
+    cut = torch.full_like(logits, -torch.inf).scatter_(-1, index, kept)
+    return torch.where(top_p < 1, cut, logits)
 
 
-def _min_p_cutoff(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """The logit of `min_p` times the largest probability."""
-    return torch.where(min_p > 0, logits.amax(-1, keepdim=True) + min_p.log(), -torch.inf)
-
-
-_CUTOFFS = {"top_k": _top_k_cutoff, "top_p": _top_p_cutoff, "min_p": _min_p_cutoff}
+def _min_p(logits: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """What has less than `min_p` times the largest probability goes."""
+    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + min_p.log(), -torch.inf)
 
 
 def entropy(log_p: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from specprobe.drafters import DraftContext, HybridSpec, Limits, ModelSpec, Open
 from specprobe.drafters.remembered import OpenRemembered
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice, inert
-from specprobe.profiles import DraftSampling, Profile
+from specprobe.profiles import DraftSampling
 from specprobe.progress import Advance, Stages
 from specprobe.replay import replays
 from specprobe.scratch import scratch_folder
@@ -44,7 +44,7 @@ def replay_all(
     opened: list[OpenDrafter],
     sets: Sequence[Sequence[Trajectory]],
     context: DraftContext,
-    draft_samplings: Sequence[DraftSampling] | None,
+    draft_samplings: Sequence[DraftSampling],
     limits: Limits,
     stages: Stages,
 ) -> tuple[tuple[Acceptance, ...], tuple[Notice, ...]]:
@@ -52,9 +52,8 @@ def replay_all(
 
     The target runs once more over the text for those that read its states, which then wait on the disk; after that
     its layers are given up, so that each drafter has the memory to itself. `opened` is emptied as drafters are done.
-    `draft_samplings`: None for those that the engine offers.
     """
-    notices = tuple(dict.fromkeys(notice for drafter in opened for notice in drafter.notices))
+    notices = [notice for drafter in opened for notice in drafter.notices]
     taps = sorted({tap for drafter in opened for tap in drafter.taps})
     by_set: list[list[Acceptance]] = [[] for _ in sets]
     with ExitStack() as stack:
@@ -62,6 +61,8 @@ def replay_all(
         if context.target is not None:
             folder = stack.enter_context(scratch_folder())
             features = _capture(context.target, context.distribution, sets, taps, folder, stages)
+        if context.distribution is not None:
+            notices += context.distribution.notices
         if context.target is not None and any(drafter.has_model for drafter in opened):
             context.target.release_layers()
         while opened:
@@ -76,14 +77,14 @@ def replay_all(
                             drafter,
                             trajectories,
                             context.depth,
-                            _samplings(open_one, trajectories, draft_samplings, context.profile),
+                            _samplings(open_one, trajectories, draft_samplings),
                             limits=limits,
                             distribution=context.distribution,
                             on_response=_counting(advance),
                         )
             # Gone before the next one is loaded.
             del drafter, open_one
-    return tuple(result for results in by_set for result in results), notices
+    return tuple(result for results in by_set for result in results), tuple(dict.fromkeys(notices))
 
 
 @contextmanager
@@ -125,23 +126,17 @@ def _capture(
         wanted = sorted({*taps, LAST}) if warm else taps
         features = capture_features(target, read, wanted, folder, _counting(advance))
     if distribution and warm:
-        distribution.features = features
+        distribution.take(features, warm)
     return features
 
 
 def _samplings(
-    drafter: OpenDrafter,
-    trajectories: Sequence[Trajectory],
-    asked: Sequence[DraftSampling] | None,
-    profile: Profile,
+    drafter: OpenDrafter, trajectories: Sequence[Trajectory], ways: Sequence[DraftSampling]
 ) -> Sequence[DraftSampling]:
     """At temperature 0 a sampled draft is the greedy one, and what has no distribution cannot be sampled from."""
     if not drafter.can_sample or not trajectories or trajectories[0].temperature == 0:
         return ("greedy",)
-    if asked is not None:
-        return asked
-    # A log without the target's probabilities has greedy drafts only.
-    return profile.draft_samplings if trajectories[0].log_probs is not None else ("greedy",)
+    return ways
 
 
 def _counting(advance: Advance) -> Callable[[int], None]:

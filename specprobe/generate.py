@@ -32,37 +32,37 @@ _BATCH_TOKENS = 2**15
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the target writes. `max_model_len`: prompt and response together, in tokens; None: the model's own limit.
-
-    `rule`: in which order the engine applies what a request asks for besides the temperature.
-    """
+    """How the target writes. `max_model_len`: prompt and response together, in tokens; None: the model's own limit."""
 
     temperature: float
     seed: int = 0
     max_new_tokens: int = MAX_NEW_TOKENS
     max_model_len: int | None = None
     batch_size: int = BATCH_SIZE
-    rule: ProcessingRule = DEFAULT_RULE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """One response wanted: to which prompt [P], the how-manieth to that prompt, and what the request asks for.
 
-    `max_new_tokens`: its own limit, below that of all.
+    `rule`: how the engine applies `processors`; the same for all. `max_new_tokens`: its own limit, below that of all.
     """
 
     prompt_ids: TokenIds
     sample: int = 0
     processors: Processors = PLAIN
     max_new_tokens: int | None = None
+    rule: ProcessingRule = DEFAULT_RULE
 
     @property
     def key(self) -> str:
         """A hash that says nothing about the prompt."""
-        own = sorted(self.processors.changed.items())
-        own += [("max_new_tokens", self.max_new_tokens)] if self.max_new_tokens is not None else []
-        asked = [repr(own).encode()] if own else []
+        asked = []
+        if self.processors != PLAIN:
+            shaped = (sorted(self.processors.changed.items()), self.rule.order, self.rule.penalty_window)
+            asked.append(repr(shaped).encode())
+        if self.max_new_tokens is not None:
+            asked.append(b"at most %d" % self.max_new_tokens)
         return _digest(self.prompt_ids.astype("<i4").tobytes(), str(self.sample).encode(), *asked)
 
 
@@ -100,8 +100,7 @@ def generate(
     stored counts.
     """
     limits = [output_limit(target, len(r.prompt_ids), sampling, r.max_new_tokens) for r in requests]
-    is_shaped = any(request.processors != PLAIN for request in requests)
-    kept = store.open(_settings(target, sampling, is_shaped=is_shaped)) if store else None
+    kept = store.open(_settings(target, sampling)) if store else None
     tally = _Tally(limits, on_progress)
     responses: dict[int, Response] = {}
     for batch in plan_batches([len(r.prompt_ids) for r in requests], limits, sampling.batch_size):
@@ -233,7 +232,7 @@ def _decode(
     room = max(row.limit for row in rows)
     forward = _Forward(target, [row.request.prompt_ids for row in rows], room)
     draws = _draws(rows, sampling, target.device)  # [B, most new tokens]
-    processors = RowProcessors([row.request.processors for row in rows], sampling.rule, target.device)
+    processors = RowProcessors([row.request.processors for row in rows], rows[0].request.rule, target.device)
     alive = list(range(len(rows)))
     written: list[list[tuple[int, float, float]]] = [[] for _ in rows]
     logits = forward.prefill()
@@ -375,10 +374,9 @@ def _floats(values: Sequence[float]) -> NDArray[np.float32]:
     return array
 
 
-def _settings(target: Target, sampling: Sampling, *, is_shaped: bool) -> dict[str, Any]:
-    """Everything besides the requests that changes what is written; `is_shaped`: the engine's order of processors."""
+def _settings(target: Target, sampling: Sampling) -> dict[str, Any]:
+    """Everything besides the requests that changes what is written."""
     record = target.record
-    rule = {"order": list(sampling.rule.order), "penalty_window": sampling.rule.penalty_window}
     return {
         "weights": record.fingerprint,
         "dtype": record.dtype,
@@ -391,7 +389,6 @@ def _settings(target: Target, sampling: Sampling, *, is_shaped: bool) -> dict[st
         "max_model_len": sampling.max_model_len,
         "batch_size": sampling.batch_size,
         "batch_tokens": _BATCH_TOKENS,
-        **(rule if is_shaped else {}),
     }
 
 

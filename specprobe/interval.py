@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,11 @@ class Interval:
     high: float
     level: float
     standard_error: float
+
+
+def interval_json(interval: Interval | None, of: str = "tokens_per_round") -> dict[str, Any]:
+    """An interval as documents hold it; null where there is none."""
+    return {of: [interval.low, interval.high] if interval else None, "level": LEVEL}
 
 
 def ratio(sums: Floats) -> Floats:

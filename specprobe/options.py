@@ -97,9 +97,9 @@ class AnalyzeOptions:
         if not self.temperatures:
             raise SpecprobeError("--temperature: name at least one")
         for temperature in self.temperatures:
-            # vLLM raises anything between to 0.01.
-            if temperature != 0 and not 0.01 <= temperature <= 10:
-                raise SpecprobeError(f"--temperature {temperature:g}: must be 0, or from 0.01 to 10")
+            smallest = defaults.SMALLEST_TEMPERATURE
+            if temperature != 0 and not smallest <= temperature <= 10:
+                raise SpecprobeError(f"--temperature {temperature:g}: must be 0, or from {smallest:g} to 10")
         if len(set(self.temperatures)) < len(self.temperatures):
             raise SpecprobeError("--temperature: a value occurs twice")
         if self.responses == "logged" and len(self.temperatures) > 1:

@@ -29,10 +29,13 @@ class Processors:
     presence_penalty: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _BOUNDS.items():
+        for name, (low, high) in BOUNDS.items():
             value = getattr(self, name)
             if not low <= value <= high:
                 raise SpecprobeError(f"--{name.replace('_', '-')} {value:g}: must be from {low:g} to {high:g}")
+        if self.top_k == -1:
+            # vLLM's word for all.
+            object.__setattr__(self, "top_k", 0)
 
     @property
     def penalizes(self) -> bool:
@@ -52,16 +55,13 @@ class Processors:
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], otherwise: Processors) -> Processors:
         """What a log row asks for (see `formats.request.SETTINGS`); what it leaves out is taken from `otherwise`."""
-        asked = asdict(otherwise) | {name: settings[name] for name in _BOUNDS if name in settings}
-        # vLLM reads -1 as all.
-        asked["top_k"] = max(0, int(asked["top_k"]))
-        # No set of tokens is smaller than one: engines keep the likeliest, and so does the smallest share.
-        asked["top_p"] = max(asked["top_p"], _BOUNDS["top_p"][0])
-        return cls(**asked)
+        asked = asdict(otherwise) | {name: settings[name] for name in BOUNDS if name in settings}
+        return cls(**asked | {"top_k": int(asked["top_k"])})
 
 
-_BOUNDS: dict[str, tuple[float, float]] = {
-    "top_k": (0, 2**31),
+# What an engine would take: of an option, and of a setting in a log.
+BOUNDS: dict[str, tuple[float, float]] = {
+    "top_k": (-1, 2**31),
     "top_p": (1e-6, 1),
     "min_p": (0, 1),
     "repetition_penalty": (0.01, 100),
@@ -84,12 +84,21 @@ class ProcessingRule:
     penalty_window: int | None = None
     without: Mapping[str, str] = field(default_factory=dict)
 
-    def obstacle(self, processors: Processors) -> str | None:
-        """Why this engine would not speculate under these settings; None where it does."""
-        for name in processors.changed:
+    def obstacle(self, processors: Processors) -> Obstacle | None:
+        """The first of these settings under which the engine would not speculate as replayed; None where it would."""
+        for name, value in processors.changed.items():
             if name in self.without:
-                return f"{name} {processors.changed[name]:g}: {self.without[name]}"
+                return Obstacle(name, value, self.without[name])
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A setting that an engine does not heed while it speculates, and why."""
+
+    setting: str
+    value: float
+    reason: str
 
 
 DEFAULT_RULE = ProcessingRule()

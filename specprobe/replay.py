@@ -139,7 +139,8 @@ class _Tally:
             expect_all_depths(proposals.drafted, proposals.survival, *counts)
             if proposals.overlap is not None:
                 expected = expect_sampled(proposals)
-        if expected is not None:
+        # Counters go on into a recorded tail, of which p is not known: the two would not be about the same.
+        if expected is not None and not trajectory.tail_ids.size:
             self._expected[:, p] = expected
             self._is_expected[p] = True
         if self._edges is not None and trajectory.entropy is not None:

@@ -157,7 +157,7 @@ def _result(summary: ResultSummary) -> RenderableType:
         f" ({inert(config, 300)}), temperature {acceptance.temperature:g}, {DRAFT_WORDS[acceptance.draft_sampling]}",
     )
     if acceptance.outside_share is not None:
-        what = "the response's tokens" if acceptance.temperature == 0 else "the target's probability"
+        what = "the target's probability" if acceptance.expectation else "the response's tokens"
         title.append(f"; {format_percent(acceptance.outside_share)} of {what} outside what it can draft")
     deepest = summary.totals[-1]
     if not deepest.drafted_rounds:
@@ -190,7 +190,7 @@ def _positions(summary: ResultSummary) -> Table:
     table.add_column("conditional", justify="right")
     deepest = summary.totals[-1]
     for position, (survival, conditional) in enumerate(
-        zip(deepest.survival or (), deepest.conditional, strict=False), 1
+        zip(deepest.survival or (), summary.conditional, strict=False), 1
     ):
         table.add_row(
             str(position),

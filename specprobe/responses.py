@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from specprobe.asked import Group, Groups, groups_at, groups_of_log
+from specprobe.asked import RequestSet, RequestSets, requests_at, requests_of_log
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice, inert
 from specprobe.options import FROM_LOG, ONE_TEMPERATURE, AnalyzeOptions
+from specprobe.processors import PLAIN
 from specprobe.profiles import Profile
 from specprobe.progress import Advance, Stages
 from specprobe.prompt import Prompt
@@ -32,7 +33,7 @@ class Origin:
     """
 
     mode: Literal["generated", "logged"]
-    requests: Groups
+    requests: RequestSets
     target: Target | None
     tokenizer: Tokenizer | None
     profile: Profile
@@ -41,7 +42,7 @@ class Origin:
     @property
     def temperatures(self) -> tuple[float, ...]:
         """In the order of the results."""
-        return tuple(group.temperature for group in self.requests.groups)
+        return tuple(group.temperature for group in self.requests.sets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Sources:
 
     origin: Origin
     sets: tuple[TrajectorySet, ...]
-    mismatch: Mapping[str, Any] | None = None
+    mismatches: tuple[Mapping[str, Any], ...] = ()
     notices: tuple[Notice, ...] = ()
 
 
@@ -62,7 +63,8 @@ def open_origin(
     `model_free`: whether all drafters draft from the text alone; then an answered log needs no target.
     """
     if obstacle := profile.processing.obstacle(options.processors):
-        raise SpecprobeError(f"--{obstacle.replace('_', '-', 1)}; leave it out, or name another --engine")
+        option = f"--{obstacle.setting.replace('_', '-')} {obstacle.value:g}"
+        raise SpecprobeError(f"{option}: {obstacle.reason}; leave it out, or name another --engine")
     if options.responses == "auto" and all(prompt.has_answer for prompt in prompts):
         if not model_free:
             unused = Notice(
@@ -104,9 +106,12 @@ def _writing_origin(
             "--tokenizer: is for logged text, and here responses are generated; use --responses logged"
         )
     if options.temperatures == FROM_LOG:
-        requests = groups_of_log(prompts, options.processors, profile.processing)
+        requests = requests_of_log(prompts, options.processors, profile.processing)
     else:
-        requests = groups_at(prompts, options.temperatures or (0.0,), options.processors)
+        requests = requests_at(prompts, options.temperatures or (0.0,), options.processors)
+    if options.processors.truncates and not any(group.temperature for group in requests.sets):
+        unused = Notice("cuts_without_temperature", "top-k, top-p and min-p change nothing at temperature 0")
+        notices = (*notices, unused)
     target = _load_target(options, stages)
     return Origin("generated", requests, target, target.tokenizer, profile, (*notices, *requests.notices))
 
@@ -119,12 +124,22 @@ def _logged_origin(
     notices: list[Notice] = []
     if options.temperatures == FROM_LOG:
         answered = [prompt for prompt in prompts if prompt.has_answer]
-        requests = groups_of_log(answered, options.processors, profile.processing)
+        requests = requests_of_log(answered, options.processors, profile.processing)
     else:
         temperature, notices = _logged_temperature(options, prompts)
-        requests = groups_at(prompts, (temperature,), options.processors)
+        requests = requests_at(prompts, (temperature,), options.processors)
     notices += requests.notices
-    warm = any(group.temperature > 0 for group in requests.groups)
+    if options.samples > 1:
+        raise SpecprobeError("--samples: logged answers are what they are; leave it out, or use --responses generate")
+    if options.processors != PLAIN and options.target is None:
+        notices.append(
+            Notice(
+                "settings_without_target",
+                "sampling settings say how likely the logged text was, which takes the target's probabilities: without "
+                "--target they change nothing here",
+            )
+        )
+    warm = any(group.temperature > 0 for group in requests.sets)
     if options.target is None and warm and "sampled" in (options.draft_samplings or ()) and not model_free:
         raise SpecprobeError(
             "--draft-sampling sampled: needs the target's probability of the logged tokens; name it with --target"
@@ -156,7 +171,7 @@ def _logged(origin: Origin, options: AnalyzeOptions, stages: Stages) -> Sources:
     """The log's own answers; a named target also judges whether it could have written them."""
     sets, mismatches = [], []
     notices = list(origin.notices)
-    for group in origin.requests.groups:
+    for group in origin.requests.sets:
         found = logged_trajectories(
             group.prompts,
             origin.tokenizer,
@@ -170,13 +185,11 @@ def _logged(origin: Origin, options: AnalyzeOptions, stages: Stages) -> Sources:
                 mismatches.append(asdict(measured))
                 notices += measured.notices()
         sets.append(found)
-    # One temperature is what a log usually has.
-    mismatch = mismatches[0] if len(mismatches) == 1 else {"by_temperature": mismatches} if mismatches else None
-    return Sources(origin, tuple(sets), mismatch, tuple(notices))
+    return Sources(origin, tuple(sets), tuple(mismatches), tuple(notices))
 
 
 def _scored(
-    found: TrajectorySet, group: Group, target: Target, profile: Profile, stages: Stages
+    found: TrajectorySet, group: RequestSet, target: Target, profile: Profile, stages: Stages
 ) -> tuple[TrajectorySet, Mismatch | None]:
     """Logged answers with the target's probabilities, and whether it could have written them."""
     _check_vocabulary((ids for t in found.trajectories for ids in (t.prompt_ids, t.output_ids)), target)
@@ -199,10 +212,10 @@ def _generated(
     """Responses that the target writes, one set for each temperature."""
     target = origin.target
     assert target is not None
-    given = {id(p): p for group in origin.requests.groups for p in group.prompts}.values()
+    given = {id(p): p for group in origin.requests.sets for p in group.prompts}.values()
     _check_vocabulary((token_ids(p.token_ids) for p in given if p.token_ids is not None), target)
     sets = []
-    for group in origin.requests.groups:
+    for group in origin.requests.sets:
         temperature = group.temperature
         with stages.track(f"generating at temperature {temperature:g}", 1.0) as advance:
             found = generated_trajectories(

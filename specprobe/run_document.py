@@ -18,7 +18,7 @@ from specprobe.documents import read_document
 from specprobe.drafters.base import ADOPTION_WORDS, Adoption
 from specprobe.entropy import EntropyQuartile, EntropySummary
 from specprobe.errors import SpecprobeError
-from specprobe.interval import LEVEL, Interval
+from specprobe.interval import LEVEL, Interval, interval_json
 from specprobe.notices import Notice
 from specprobe.run import ResponseRecord, Run, ladders
 from specprobe.summary import LowerVariance, ResultSummary
@@ -101,10 +101,7 @@ def _lower_variance_json(found: LowerVariance) -> dict[str, Any]:
         "accepted_at": list(found.accepted_at),
         "conditional": list(found.conditional),
         "tokens_per_round": found.tokens_per_round,
-        "interval": {
-            "tokens_per_round": [found.interval.low, found.interval.high] if found.interval else None,
-            "level": LEVEL,
-        },
+        "interval": interval_json(found.interval),
     }
 
 
@@ -123,17 +120,16 @@ def _depth_json(totals: DepthTotals, interval: Interval | None) -> dict[str, Any
         "acceptance_rate": totals.acceptance_rate,
         "mean_acceptance_length": totals.mean_acceptance_length,
         "tokens_per_round": totals.tokens_per_round,
-        "interval": {
-            "tokens_per_round": [interval.low, interval.high] if interval else None,
-            "level": LEVEL,
-        },
+        "interval": interval_json(interval),
     }
 
 
 def _curve_json(summary: ResultSummary) -> dict[str, Any]:
     """The fitted models, or, where the drafter sets its own length, what it drafted and kept; intervals with both."""
     intervals = {
-        "conditional": [[interval.low, interval.high] if interval else None for interval in summary.conditional],
+        "conditional": [
+            [interval.low, interval.high] if interval else None for interval in summary.conditional_intervals
+        ],
         "level": LEVEL,
     }
     if summary.curve is not None:
@@ -144,7 +140,7 @@ def _curve_json(summary: ResultSummary) -> dict[str, Any]:
     return {
         "fitted": False,
         "reason": "the drafter chooses its own draft length, so depths are not nested and not fitted across",
-        "conditional": list(deepest.conditional),
+        "conditional": list(summary.conditional),
         # Of all rounds, those without a draft included: P(the draft reached position i and was accepted up to it).
         "survival": [accepted / rounds for accepted in deepest.accepted_at],
         "draft_length_shares": [(at_least[i] - at_least[i + 1]) / rounds for i in range(deepest.depth + 1)],

@@ -22,11 +22,13 @@ Floats = NDArray[np.float64]
 class LowerVariance:
     """Estimates of lower variance at one depth (see `specprobe.expectation`), in place of what the text happened to be.
 
-    `at_risk_at`, `accepted_at` [depth]: summed over prompts. `interval`: of tokens per round.
+    `at_risk_at`, `accepted_at` [depth]: summed over prompts. `emitted`: what rounds could be expected to emit, the
+    counters with A_i in place of what was accepted. `interval`: of tokens per round.
     """
 
     depth: int
     rounds: float
+    emitted: float
     at_risk_at: tuple[float, ...]
     accepted_at: tuple[float, ...]
     interval: Interval | None
@@ -38,23 +40,25 @@ class LowerVariance:
 
     @property
     def tokens_per_round(self) -> float | None:
-        """1 + what a round could be expected to accept; None where there was no round."""
-        return 1 + sum(self.accepted_at) / self.rounds if self.rounds else None
+        """None where there was no round."""
+        return self.emitted / self.rounds if self.rounds else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResultSummary:
     """What is derived from one result: totals and intervals of tokens per round by depth, and the curve.
 
-    `conditional` holds the intervals of conditional acceptance at each position of the largest depth. `curve` is None
-    for drafters that choose their own draft length: what they did not draft is missing for a reason, so no curve over
-    depths is fitted. Both rest on `lower_variance` where that is known. `groups`: by the labels of the log.
+    `conditional` holds conditional acceptance at each position of the largest depth, and `conditional_intervals` its
+    intervals. `curve` is None for drafters that choose their own draft length: what they did not draft is missing for
+    a reason, so no curve over depths is fitted. These rest on `lower_variance` where that is known. `groups`: by the
+    labels of the log.
     """
 
     acceptance: Acceptance
     totals: tuple[DepthTotals, ...]
     tokens_per_round: tuple[Interval | None, ...]
-    conditional: tuple[Interval | None, ...]
+    conditional: tuple[float | None, ...]
+    conditional_intervals: tuple[Interval | None, ...]
     curve: CurveFit | None
     lower_variance: tuple[LowerVariance, ...] | None
     concentration: Concentration
@@ -69,7 +73,8 @@ def summarize(acceptance: Acceptance, groups: Sequence[str | None] | None = None
         acceptance=acceptance,
         totals=tuple(acceptance.totals(k) for k in depths),
         tokens_per_round=intervals_at(acceptance, depths, seed=seed),
-        conditional=tuple(_conditional_intervals(at_risk, accepted, seed)),
+        conditional=tuple(a / w if w else None for a, w in zip(accepted.sum(0), at_risk.sum(0), strict=True)),
+        conditional_intervals=tuple(_conditional_intervals(at_risk, accepted, seed)),
         curve=fit_counts(at_risk, accepted) if acceptance.fixed_length else None,
         lower_variance=_lower_variance(acceptance, acceptance.expectation, seed) if acceptance.expectation else None,
         concentration=concentration(acceptance),
@@ -100,13 +105,15 @@ def _conditional_intervals(at_risk: Floats, accepted: Floats, seed: int) -> list
 
 def _lower_variance(acceptance: Acceptance, expectation: Expectation, seed: int) -> tuple[LowerVariance, ...]:
     rounds = acceptance.by_prompt(acceptance.rounds.astype(np.float64))  # [P, K]
-    expected = acceptance.by_prompt(expectation.accepted_at.sum(axis=2))
-    intervals = tokens_per_round_intervals(rounds + expected, rounds, level=LEVEL, seed=seed)
+    gained = expectation.accepted_at.sum(axis=2) - acceptance.accepted_tokens
+    emitted = acceptance.by_prompt(acceptance.emitted_tokens[:, None] + gained)
+    intervals = tokens_per_round_intervals(emitted, rounds, level=LEVEL, seed=seed)
     at_risk, accepted = expectation.at_risk_at.sum(axis=0), expectation.accepted_at.sum(axis=0)
     return tuple(
         LowerVariance(
             depth=k + 1,
             rounds=float(rounds[:, k].sum()),
+            emitted=float(emitted[:, k].sum()),
             at_risk_at=tuple(at_risk[k, : k + 1].tolist()),
             accepted_at=tuple(accepted[k, : k + 1].tolist()),
             interval=intervals[k],

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _SAMPLED_VALUES = 64
 # Logits held at once while scoring, in float32 values (1 GB); one long response may take more.
 _SCORE_LOGITS = 2**28
+# Of these, processed at once (64 MB).
+_PROCESSED_LOGITS = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +126,7 @@ class Target:
 
     @property
     def shows_states(self) -> bool:
-        """Whether what its head reads can be watched, and is all that its logits come from."""
-        bent = ("final_logit_softcapping", "logit_scale", "logits_scaling", "mup_width_multiplier")
-        if any(getattr(self.text_config, name, None) not in (None, 1, 1.0) for name in bent):
-            return False
+        """Whether what its head reads can be watched."""
         try:
             return self.final_norm is not None and self.model.get_output_embeddings() is not None
         except SpecprobeError:
@@ -282,17 +281,20 @@ def _logits_size(trajectories: Sequence[Trajectory], vocab_size: int) -> int:
 
 
 def _score(logits: torch.Tensor, trajectory: Trajectory, rule: ProcessingRule) -> Score:
-    """From logits [N, V] in the model's precision."""
+    """From logits [N, V] in the model's precision, some rows at a time: a few tables of their size are needed."""
     import torch
 
     from specprobe.distribution import entropy, processed_logits
 
-    rows = torch.arange(len(logits), device=logits.device)
-    processed = processed_logits(logits.float(), trajectory, rows, rule)
-    chosen = torch.from_numpy(trajectory.output_ids.astype(np.int64)).to(logits.device)
-    log_p = torch.log_softmax(processed, dim=-1)
-    return Score(
-        log_probs=log_p.gather(-1, chosen[:, None])[:, 0].cpu().numpy(),
-        entropy=entropy(log_p).cpu().numpy(),
-        is_argmax=(processed.argmax(-1) == chosen).cpu().numpy(),
-    )
+    written = torch.from_numpy(trajectory.output_ids.astype(np.int64)).to(logits.device)
+    # Also of a response without tokens.
+    found = [[np.empty(0, dtype=kind) for kind in (np.float32, np.float32, np.bool_)]]
+    step = max(1, _PROCESSED_LOGITS // logits.shape[-1])
+    for first in range(0, len(logits), step):
+        rows = torch.arange(first, min(first + step, len(logits)), device=logits.device)
+        processed = processed_logits(logits[rows].float(), trajectory, rows, rule)
+        log_p = torch.log_softmax(processed, dim=-1)
+        chosen = written[rows]
+        facts = log_p.gather(-1, chosen[:, None])[:, 0], entropy(log_p), processed.argmax(-1) == chosen
+        found.append([fact.cpu().numpy() for fact in facts])
+    return Score(*(np.concatenate(facts) for facts in zip(*found, strict=True)))

@@ -7,6 +7,7 @@ differ in the last bits, and an interrupted run would not give the same bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from specprobe.distribution import processed_logits
 from specprobe.features import LAST, Features
+from specprobe.notices import Notice
 from specprobe.processors import ProcessingRule
 from specprobe.trajectory import Trajectory
 
@@ -24,29 +26,45 @@ if TYPE_CHECKING:
 
 # Values of log p that are worked on at once (64 MB in float32).
 _LOGIT_VALUES = 2**24
+# Some models bend their logits behind the head (a cap, a scale); half precision alone is off by less than this.
+_MOST_ERROR = 0.05
+_RESPONSES_CHECKED, _TOKENS_CHECKED = 4, 64
 
 
 class TargetDistribution:
     """p of the target over the vocabulary, response by response, as an engine processes it.
 
-    `features`: what the target's head read, where it was captured.
+    Known once `take` was given what the target's head read. `notices`: why it is not, where it cannot be.
     """
 
     def __init__(self, target: Target, rule: ProcessingRule) -> None:
-        self._name, self._head, self._rule, self._device = (
-            target.record.name,
-            target.model.get_output_embeddings(),
-            rule,
-            target.device,
-        )
-        self.features: Features | None = None
+        self._name, self._rule, self._device = target.record.name, rule, target.device
+        self._head = target.model.get_output_embeddings()
+        self._features: Features | None = None
+        self.notices: tuple[Notice, ...] = ()
+
+    def take(self, features: Features, trajectories: Sequence[Trajectory]) -> None:
+        """Use captured states, if head and states give the log p that these trajectories were written with."""
+        self._features = features
+        for trajectory in trajectories[:_RESPONSES_CHECKED]:
+            known = self.of(trajectory)
+            if known is not None and known.typical_error() > _MOST_ERROR:
+                self._features = None
+                self.notices = (
+                    Notice(
+                        "target_bends_logits",
+                        f"target {self._name}: changes its logits behind its head (a cap or a scale), so what drafts "
+                        "could be expected to get accepted is not known; counters are not concerned",
+                    ),
+                )
+                return
 
     def of(self, trajectory: Trajectory) -> ResponseDistribution | None:
         """p while this response was written; None where it is not known, or says nothing (temperature 0)."""
-        if self.features is None or trajectory.temperature == 0 or trajectory.log_probs is None:
+        if self._features is None or trajectory.temperature == 0 or trajectory.log_probs is None:
             return None
         first = trajectory.prompt_ids.size - 1
-        states = self.features.read(LAST, trajectory)[first : first + trajectory.output_ids.size].to(self._device)
+        states = self._features.read(LAST, trajectory)[first : first + trajectory.output_ids.size].to(self._device)
         return ResponseDistribution(trajectory, states, self._head, self._rule)
 
 
@@ -64,6 +82,15 @@ class ResponseDistribution:
         """log p of every token [R, V] at output tokens `positions` [R]."""
         logits = self.head(self.states[positions]).float()
         return torch.log_softmax(processed_logits(logits, self.trajectory, positions, self.rule), dim=-1)
+
+    def typical_error(self) -> float:
+        """How far log p of the text is from what was recorded, in the median, in nats."""
+        assert self.trajectory.log_probs is not None
+        count = min(self.trajectory.output_ids.size, _TOKENS_CHECKED)
+        positions = torch.arange(count, device=self.states.device)
+        written = torch.from_numpy(self.trajectory.output_ids[:count].astype(np.int64)).to(self.states.device)
+        found = self.log_p(positions).gather(-1, written[:, None])[:, 0].cpu().numpy()
+        return float(np.median(np.abs(found - self.trajectory.log_probs[:count]))) if count else 0.0
 
     @torch.inference_mode()
     def log_p_of(self, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -83,7 +110,7 @@ class ResponseDistribution:
         step = max(1, _LOGIT_VALUES // max(1, self.head.weight.shape[0]))
         for first in range(0, len(at), step):
             log_p = self.log_p(at[first : first + step])
-            found.append(log_p.gather(-1, wanted[first : first + step, None])[:, 0].double().cpu().numpy())
+            found.append(log_p.gather(-1, wanted[first : first + step, None])[:, 0].cpu().double().numpy())
         return np.concatenate(found)
 
     def _beside_the_text(self, at: torch.Tensor, wanted: torch.Tensor) -> NDArray[np.float64]:
@@ -96,4 +123,4 @@ class ResponseDistribution:
         if self.head.bias is not None:
             gap = gap + self.head.bias[wanted].float() - self.head.bias[written].float()
         known = trajectory.log_probs[at.cpu().numpy()].astype(np.float64)
-        return np.minimum(known + gap.double().cpu().numpy() / trajectory.temperature, 0.0)
+        return np.minimum(known + gap.cpu().double().numpy() / trajectory.temperature, 0.0)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 
 from specprobe.acceptance import Acceptance, DepthTotals, drafter_label
-from specprobe.interval import LEVEL, Interval, tokens_per_round_intervals
+from specprobe.interval import LEVEL, Interval, interval_json, tokens_per_round_intervals
 
 # Grid points per unit of temperature: steps of 0.05.
 STEPS_PER_UNIT = 20
@@ -42,10 +42,7 @@ class Anchor:
             "temperature": self.temperature,
             "tokens_per_round": self.tokens_per_round,
             "acceptance_rate": self.acceptance_rate,
-            "interval": {
-                "tokens_per_round": [self.interval.low, self.interval.high] if self.interval else None,
-                "level": LEVEL,
-            },
+            "interval": interval_json(self.interval),
         }
 
 
@@ -174,7 +171,7 @@ def interpolation_error(curves: Sequence[TemperatureCurve]) -> tuple[float, floa
     return (float(np.median(errors)), max(errors)) if errors else None
 
 
-def flips(points: Sequence[tuple[float, float]]) -> list[float]:
+def break_even_temperatures(points: Sequence[tuple[float, float]]) -> list[float]:
     """The temperatures at which the speed-up crosses or touches 1, ascending.
 
     `points`: (temperature, best speed-up) pairs. Between them log(speed-up) is taken as linear.

@@ -71,7 +71,7 @@ def render_verdicts_by_temperature(temperatures: Sequence[TemperatureVerdicts]) 
 def _break_even(found: TemperatureVerdicts) -> Text:
     """Where between two temperatures of the run the best option is as fast as none."""
     low, high = found.verdicts[0][0], found.verdicts[-1][0]
-    turns = ", ".join(f"{temperature:.2f}" for temperature in found.flips)
+    turns = ", ".join(f"{temperature:.2f}" for temperature in found.break_even)
     said = (
         f"breaks even near temperature {turns} (interpolated)" if turns else f"no break-even from {low:g} to {high:g}"
     )
@@ -106,11 +106,10 @@ def render_concentration(found: Concentration) -> Text:
     if found.requests_for_half is None:
         return Text(f"At depth {found.depth} none of {requests} gained anything.")
     nothing = found.requests_with_nothing_accepted
+    lost = "" if nothing is None else f"; {format_plural(nothing, 'request') if nothing else 'no request'} got nothing"
     return Text(
         f"At depth {found.depth}, half of the gain comes from {found.requests_for_half} of {requests}, "
-        f"{format_percent(found.top_tenth_share)} from the best tenth; "
-        f"{format_plural(nothing, 'request') if nothing else 'no request'} got nothing."
-        f"{_spread(found)}"
+        f"{format_percent(found.top_tenth_share)} from the best tenth{lost}.{_spread(found)}"
     )
 
 
@@ -118,7 +117,10 @@ def entropy_line(quartiles: Sequence[EntropyQuartile]) -> Text:
     """Acceptance of draft tokens by the entropy of the target where they were drafted."""
     shares = ", ".join(format_percent(quartile.acceptance) for quartile in quartiles)
     borders = ", ".join(format_number(quartile.high, 2) for quartile in quartiles[:-1])
-    return Text(f"accepted by quartile of the target's entropy (borders {borders} nats): {shares}", style="dim")
+    return Text(
+        f"accepted, given the drafts before it, by quartile of the target's entropy (borders {borders} nats): {shares}",
+        style="dim",
+    )
 
 
 def _spread(found: Concentration) -> str:

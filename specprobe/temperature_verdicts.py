@@ -1,4 +1,4 @@
-"""Verdicts at every temperature of a run, and where they turn."""
+"""Verdicts at every temperature of a run, and where the best option breaks even."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from specprobe.interval import LEVEL
 from specprobe.recommend import Recommendation, Verdict
-from specprobe.temperature import flips
+from specprobe.temperature import break_even_temperatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class TemperatureVerdicts:
     verdicts: tuple[tuple[float, Verdict], ...]
 
     @property
-    def flips(self) -> list[float]:
+    def break_even(self) -> list[float]:
         """Temperatures at which the best option's speed-up crosses 1: between two measured ones, interpolated."""
-        return flips([(temperature, verdict.best.speedup) for temperature, verdict in self.verdicts])
+        return break_even_temperatures([(temperature, verdict.best.speedup) for temperature, verdict in self.verdicts])
 
     def to_json(self) -> dict[str, Any]:
         """For the recommendation's document."""
@@ -43,7 +43,7 @@ class TemperatureVerdicts:
                 }
                 for temperature, verdict in self.verdicts
             ],
-            "flips": self.flips,
+            "break_even_temperatures": self.break_even,
         }
 
 

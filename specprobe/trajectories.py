@@ -69,7 +69,7 @@ def generated_trajectories(
     """
     from specprobe.generate import Sampling, generate, output_limit
 
-    sampling = Sampling(temperature, seed, max_new_tokens, max_model_len, batch_size, rule)
+    sampling = Sampling(temperature, seed, max_new_tokens, max_model_len, batch_size)
     sieve = _Sieve(target.tokenizer)
     used = [
         (prompt, ids, ask)
@@ -77,7 +77,7 @@ def generated_trajectories(
         if sieve.admits(prompt, "too_long" if output_limit(target, len(ids), sampling) < 1 else None)
     ]
     num_samples = samples if temperature > 0 else 1
-    wanted = _requests([(ids, ask) for _, ids, ask in used] * num_samples, distinct_samples=temperature > 0)
+    wanted = _requests([(ids, ask) for _, ids, ask in used] * num_samples, rule, distinct_samples=temperature > 0)
     distinct = {request.key: request for request in wanted}
     generated = generate(target, list(distinct.values()), sampling, store=store, on_progress=on_progress)
     by_key = dict(zip(distinct, generated.responses, strict=True))
@@ -250,7 +250,9 @@ def _obstacle(prompt: Prompt, output_tokens: int, tokens: int, max_model_len: in
     return "too_long" if max_model_len is not None and tokens > max_model_len else None
 
 
-def _requests(wanted: Sequence[tuple[TokenIds, Asked]], *, distinct_samples: bool) -> list[Request]:
+def _requests(
+    wanted: Sequence[tuple[TokenIds, Asked]], rule: ProcessingRule, *, distinct_samples: bool
+) -> list[Request]:
     """A request for each prompt; equal ones share one, or are its samples 0, 1, 2..."""
     from specprobe.generate import Request
 
@@ -258,7 +260,8 @@ def _requests(wanted: Sequence[tuple[TokenIds, Asked]], *, distinct_samples: boo
     requests = []
     for ids, ask in wanted:
         content = ids.tobytes(), ask
-        requests.append(Request(ids, seen[content] if distinct_samples else 0, ask.processors, ask.max_new_tokens))
+        sample = seen[content] if distinct_samples else 0
+        requests.append(Request(ids, sample, ask.processors, ask.max_new_tokens, rule))
         seen[content] += 1
     return requests
 

@@ -97,6 +97,10 @@ def test_the_page_of_engines_names_every_profile_and_what_each_refuses():
         positions = [row.find(step.replace("_", "-")) for step in profile.processing.order]
         assert positions == sorted(positions)
         assert -1 not in positions
+        *_, refused = row.strip("| ").split(" | ")
+        for setting in profile.processing.without:
+            words = ("penalties", setting.partition("_")[0]) if setting.endswith("penalty") else ("`--min-p`",)
+            assert any(word in refused for word in words), (profile.name, setting)
     for setting in {lossy.split()[0] for profile in PROFILES for lossy in profile.lossy}:
         assert setting in page
 

@@ -24,6 +24,7 @@ from specprobe.drafters.scores import Drawing, acceptance_probability, overlaps
 from specprobe.processors import PLAIN, Processors
 from specprobe.profiles import PROFILES, Profile, resolve_profile
 from specprobe.replay import replays
+from specprobe.summary import summarize
 from specprobe.target_distribution import ResponseDistribution
 from specprobe.trajectory import Trajectory
 
@@ -150,22 +151,29 @@ def assert_expectation(acceptance: Acceptance, counts: np.ndarray) -> None:
     counters = acceptance.accepted_at[:, -1]
     h = counters.sum(0) / at_risk.sum(0)
     assert ((expected - h * at_risk).var(0) < (counters - h * at_risk).var(0)).all()
-    rounds = acceptance.rounds[:, -1]
-    ratio = (LENGTH - 1) * len(rounds) / rounds.sum()
-    assert (rounds + expected.sum(1) - ratio * rounds).var() < (LENGTH - 1 - ratio * rounds).var()
+    estimate, rounds = summarize(acceptance).lower_variance[-1], acceptance.rounds[:, -1]
+    emitted = LENGTH - 1 + expected.sum(1) - counters.sum(1)
+    assert estimate.tokens_per_round == pytest.approx(emitted.sum() / rounds.sum())
+    # Tokens per round of the engine, to first order in both.
+    ratio = (LENGTH - 1) * len(rounds) / counts[:, 0].sum()
+    assert_agrees((emitted - ratio * rounds - (LENGTH - 1 - ratio * counts[:, 0]))[:, None])
+    assert (emitted - ratio * rounds).var() < (LENGTH - 1 - ratio * rounds).var()
 
 
-CASES = [(p, how, s) for p in PROFILES for how in p.draft_samplings for s in SETTINGS]
+CASES = [(p, how, s, "draft") for p in PROFILES for how in p.draft_samplings for s in SETTINGS]
+# transformers draws from the drafts of a module once, of an assistant twice.
+CASES += [(resolve_profile("hf"), "sampled", "truncated", "mtp")]
 
 
 @pytest.mark.parametrize("requests", REQUESTS)
-@pytest.mark.parametrize(("profile", "how", "name"), CASES, ids=lambda c: c.name if isinstance(c, Profile) else c)
-def test_a_replay_counts_what_the_engine_counts(profile, how, name, requests):
+@pytest.mark.parametrize(
+    ("profile", "how", "name", "method"), CASES, ids=lambda c: c.name if isinstance(c, Profile) else c
+)
+def test_a_replay_counts_what_the_engine_counts(profile, how, name, method, requests):
     temperature, asked = SETTINGS[name]
     processors = allowed(profile, **asked)
     rule = "one_hot" if how == "greedy" else profile.sampled_drafts
-    method = "draft" if "draft" in profile.drafters else "eagle"
-    passes = 0 if profile.draft_order == ("temperature",) else 2
+    passes = 0 if profile.draft_order == ("temperature",) else {"draft": 2, "mtp": 1}[method]
     works, counters = run_engine(
         profile, temperature, processors, requests, DRAFTER, rule, drafts=how, draft_passes=passes
     )

@@ -133,8 +133,8 @@ def test_min_p_is_refused_where_the_order_has_none() -> None:
 
 def test_drafts_are_truncated_only_where_processed() -> None:
     settings = Settings(temperature=0.5, top_k=2, repetition_penalty=2.0)
-    np.testing.assert_allclose(draft_distribution(LOGITS, settings, False), relative(0.25, 0.09, 0.0225, 0.0025))
-    np.testing.assert_allclose(draft_distribution(LOGITS, settings, True), relative(0.25, 0.09, 0, 0))
+    np.testing.assert_allclose(draft_distribution(LOGITS, settings, 0), relative(0.25, 0.09, 0.0225, 0.0025))
+    np.testing.assert_allclose(draft_distribution(LOGITS, settings, 1), relative(0.25, 0.09, 0, 0))
     np.testing.assert_array_equal(draft_distribution(LOGITS, Settings(temperature=0.0), False), [1, 0, 0, 0])
 
 

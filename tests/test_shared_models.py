@@ -62,7 +62,8 @@ def replayed(target, models, tmp_path, name, model, run, sampled=False):
     context = DraftContext(target, target.tokenizer, LoadOptions(), profile, depth, sampled, distribution=distribution)
     opened = open_drafter(parse_drafter(f"{name}:{models / model}", profile), context)
     taps = sorted({*opened.taps, LAST})
-    features = distribution.features = capture_features(target, works, taps, tmp_path)
+    features = capture_features(target, works, taps, tmp_path)
+    distribution.take(features, works)
     (acceptance,) = replays(
         opened.load(features),
         works,

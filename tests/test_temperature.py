@@ -19,7 +19,7 @@ from specprobe.summary import summarize
 from specprobe.temperature import (
     Anchor,
     TemperatureCurve,
-    flips,
+    break_even_temperatures,
     interpolate_tokens_per_round,
     interpolation_error,
     intervals_at,
@@ -200,7 +200,7 @@ def test_the_document_of_a_curve():
     ],
 )
 def test_where_speculation_begins_or_stops_to_pay(points, expected):
-    assert flips(points) == pytest.approx(expected)
+    assert break_even_temperatures(points) == pytest.approx(expected)
 
 
 def test_the_table_reads_in_80_columns_and_shows_labels_as_they_are():

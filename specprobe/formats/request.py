@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specprobe.formats.turns import as_list, parse_json
+from specprobe.processors import BOUNDS
 
 Number = float | int
 
@@ -16,23 +17,24 @@ def _positive_integer(value: Number) -> bool:
     return value >= 1 and value == int(value)
 
 
-def _share(value: Number) -> bool:
-    return 0 <= value <= 1
+def _within(name: str) -> Callable[[Number], bool]:
+    low, high = BOUNDS[name]
+    return lambda value: low <= value <= high
 
 
 SETTINGS: dict[str, tuple[str, Callable[[Number], bool]]] = {
     "temperature": ("temperature", lambda value: 0 <= value <= 10),
-    "top_p": ("top_p", _share),
-    "top_k": ("top_k", lambda value: value >= -1 and value == int(value)),
-    "min_p": ("min_p", _share),
+    "top_p": ("top_p", _within("top_p")),
+    "top_k": ("top_k", lambda value: _within("top_k")(value) and value == int(value)),
+    "min_p": ("min_p", _within("min_p")),
     "output_tokens": ("max_tokens", _positive_integer),
     "max_output_tokens": ("max_tokens", _positive_integer),
     "max_completion_tokens": ("max_tokens", _positive_integer),
     "max_tokens": ("max_tokens", _positive_integer),
     "seed": ("seed", lambda value: value == int(value)),
-    "presence_penalty": ("presence_penalty", lambda value: -10 <= value <= 10),
-    "frequency_penalty": ("frequency_penalty", lambda value: -10 <= value <= 10),
-    "repetition_penalty": ("repetition_penalty", lambda value: 0 < value <= 100),
+    "presence_penalty": ("presence_penalty", _within("presence_penalty")),
+    "frequency_penalty": ("frequency_penalty", _within("frequency_penalty")),
+    "repetition_penalty": ("repetition_penalty", _within("repetition_penalty")),
 }
 """Key in a log -> name in `Prompt.settings`, and the values that an engine would take. The last of several wins."""
 
