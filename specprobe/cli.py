@@ -355,6 +355,30 @@ def fit(
 
 
 @app.command()
+def backtest(
+    table: Annotated[
+        Path, typer.Argument(metavar="FILE.csv", help="Measured speed-ups, in the columns of docs/validation.md.")
+    ],
+    calibrated: Annotated[
+        bool,
+        typer.Option("--calibrated", help="Fit constants to a few cells of the table and judge the others."),
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Draws the cells that are fitted to.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Judge the cost model against results that were measured: verdicts, errors, depths, crossovers."""
+    from specprobe.backtest import backtest as run_backtest
+
+    result = run_backtest(table, calibrated=calibrated, seed=seed)
+    if as_json:
+        _print_json(result.to_json())
+    else:
+        from specprobe.backtest_report import render_backtest
+
+        _print(render_backtest(result))
+
+
+@app.command()
 def clean(as_json: JsonOption = False) -> None:
     """Remove the responses kept in .specprobe/trajectories, and what killed runs left behind; runs stay."""
     from specprobe.scratch import remove_abandoned
