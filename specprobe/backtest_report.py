@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -25,13 +25,14 @@ def render_backtest(result: Backtest) -> RenderableType:
     )
     parts: list[RenderableType] = [
         Text.assemble(("back-test", "bold"), f", {result.mode}: {how}"),
-        Padding(_scores((("group", name), score) for name, score in result.groups.items()), (0, 2)),
+        Padding(_scores("group", ((name, score) for name, score in result.groups.items())), (0, 2)),
+        Padding(_nulls(result), (0, 2)),
         Text(),
         Text("by engine", style="bold"),
-        Padding(_scores((name, score) for name, score in result.by_engine.items()), (0, 2)),
+        Padding(_scores("engine", _labelled(result.by_engine)), (0, 2)),
         Text(),
         Text("by source", style="bold"),
-        Padding(_scores((name, score) for name, score in result.by_source.items()), (0, 2)),
+        Padding(_scores("source", _labelled(result.by_source)), (0, 2)),
         Text(),
         Text("furthest off", style="bold"),
         Padding(_worst(result), (0, 2)),
@@ -43,41 +44,45 @@ def render_backtest(result: Backtest) -> RenderableType:
         Text(),
         Text(
             f"Verdicts are judged on rows measured outside {LOSS_BELOW} to {WIN_ABOVE}, losses on those below. Errors "
-            "are shares of the measured speed-up. The nulls predict 1, and the acceptance length.",
+            "are shares of the measured speed-up.",
             style="dim",
         ),
     ]
     return Group(*parts)
 
 
-def _scores(rows: Iterable[tuple[tuple[str, str], Score]]) -> Table:
+def _labelled(scores: Mapping[tuple[str, str], Score]) -> list[tuple[str, Score]]:
+    return [(f"{inert(name, 48) or ABSENT} ({group})", score) for (name, group), score in scores.items()]
+
+
+def _scores(what: str, rows: Iterable[tuple[str, Score]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("")
-    table.add_column("rows", justify="right")
-    for title in ("verdict", "losses", "median", "p90", "null 1", "null length", "regret", "crossover"):
+    table.add_column(what, overflow="fold")
+    for title in ("rows", "verdict", "losses", "median", "p90", "regret", "cross."):
         table.add_column(title, justify="right", no_wrap=True)
-    for (name, group), score in rows:
+    for label, score in rows:
         if not score.rows_used:
             continue
-        label = group if name == "group" else f"{inert(name, 48) or ABSENT} ({group})"
-        table.add_row(
-            Text(label),
-            format_count(round(score.rows_used)),
-            *(
-                format_percent(share)
-                for share in (
-                    score.verdict_accuracy,
-                    score.loss_accuracy,
-                    score.median_abs_error,
-                    score.p90_abs_error,
-                    score.null_one_error,
-                    score.null_acceptance_error,
-                    score.mean_depth_regret,
-                    score.crossovers_within_one_step,
-                )
-            ),
+        shares = (
+            score.verdict_accuracy,
+            score.loss_accuracy,
+            score.median_abs_error,
+            score.p90_abs_error,
+            score.mean_depth_regret,
+            score.crossovers_within_one_step,
         )
+        table.add_row(Text(label), format_count(round(score.rows_used)), *map(format_percent, shares))
     return table
+
+
+def _nulls(result: Backtest) -> Text:
+    """What a predictor that looks at nothing is off by."""
+    said = "; ".join(
+        f"{name} {format_percent(score.null_one_error)} and {format_percent(score.null_acceptance_error)}"
+        for name, score in result.groups.items()
+        if score.rows_used
+    )
+    return Text(f"median errors of predicting 1, and the acceptance length: {said}", style="dim")
 
 
 def _worst(result: Backtest) -> RenderableType:

@@ -7,6 +7,7 @@ prints Markdown. Each constant is moved by a fifth both ways with all others as 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -55,7 +56,8 @@ def percent(share: float | None) -> str:
 
 
 def named(scores: Mapping[tuple[str, str], Score]) -> Iterable[tuple[str, Score]]:
-    return ((f"{name} ({group})", score) for (name, group), score in scores.items())
+    """Repositories without their owner."""
+    return ((f"{re.sub(r'^[\w.-]+/', '', name)} ({group})", score) for (name, group), score in scores.items())
 
 
 def print_row(cells: Sequence[str]) -> None:
