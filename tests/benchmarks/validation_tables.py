@@ -21,6 +21,8 @@ from specprobe.roofline import Deployment, Draft, engine_overhead, find_drafter,
 from specprobe.roofline_constants import EFFICIENCIES, Overhead
 from specprobe.shapes import find_shape, quantisation_of
 
+# Of a repository, before its name.
+OWNER = re.compile(r"^[\w.-]+/")
 STEP = 0.2
 WORST_ERROR = 0.25
 FIT_BATCHES = (1, 4, 16, 32, 64, 128, 256)
@@ -57,7 +59,8 @@ def percent(share: float | None) -> str:
 
 def named(scores: Mapping[tuple[str, str], Score]) -> Iterable[tuple[str, Score]]:
     """Repositories without their owner."""
-    return ((f"{re.sub(r'^[\w.-]+/', '', name)} ({group})", score) for (name, group), score in scores.items())
+    for (name, group), score in scores.items():
+        yield f"{OWNER.sub('', name)} ({group})", score
 
 
 def print_row(cells: Sequence[str]) -> None:
