@@ -260,8 +260,8 @@ def analyze(
     if out is not None:
         check_out(out)
     run = run_analyze(options, OnStderr(), TrajectoryStore())
-    summaries = summarize_run(run)
-    document = dump_document(run_document(run, summaries))
+    summary = summarize_run(run)
+    document = dump_document(run_document(run, summary))
     try:
         keep_run(document, out)
     finally:
@@ -272,7 +272,7 @@ def analyze(
         else:
             from specprobe.report import render_run
 
-            _print(render_run(run, summaries))
+            _print(render_run(run, summary))
 
 
 @app.command()

@@ -21,10 +21,9 @@ from specprobe.interval import MIN_PROMPTS
 from specprobe.ladder import Rung
 from specprobe.notices import Notice, inert
 from specprobe.recommend import Recommendation, Verdict
-from specprobe.run import ResponseRecord, Run, ladders
+from specprobe.run import ResponseRecord, Run
 from specprobe.speedup import Option
-from specprobe.summary import ResultSummary
-from specprobe.temperature import temperature_curves
+from specprobe.summary import ResultSummary, RunSummary
 from specprobe.temperature_report import (
     entropy_line,
     render_concentration,
@@ -49,20 +48,20 @@ HIDDEN_SETTINGS = ("shared_tokens", "target_tokens", "draft_tokens", "equal_size
 DRAFT_WORDS = {"greedy": "one-hot drafts", "sampled": "sampled drafts (expected counts)"}
 
 
-def render_run(run: Run, summaries: Sequence[ResultSummary]) -> RenderableType:
+def render_run(run: Run, derived: RunSummary) -> RenderableType:
     """The report of `analyze`: what was measured, then each drafter, then warnings and the next command."""
     parts: list[RenderableType] = [_what_was_measured(run), Text()]
-    for summary in summaries:
+    for summary in derived.results:
         parts += [_result(summary), Text()]
-    for temperature, rungs in ladders(run):
+    for temperature, rungs in derived.ladders:
         # Two flags side by side need no steps between them.
         if len(rungs) > 2 or len({rung.adoption for rung in rungs}) > 1:
             parts += [_ladder(temperature, rungs), Text()]
-    if curves := temperature_curves(run.results):
-        parts += [render_temperatures(curves), Text()]
-    for summary in _best_by_temperature(summaries):
+    if derived.temperature_curves:
+        parts += [render_temperatures(derived.temperature_curves), Text()]
+    for summary in _best_by_temperature(derived.results):
         parts += [*_who_gains(summary), Text()]
-    parts.append(_in_one_sentence(summaries))
+    parts.append(_in_one_sentence(derived.results))
     if run.notices:
         parts += [Text(), render_notices(run.notices)]
     return Group(*parts)

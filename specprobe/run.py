@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from specprobe import __version__
 from specprobe.acceptance import Acceptance
 from specprobe.entropy import EntropySummary
-from specprobe.ladder import Rung, climb
 from specprobe.notices import Notice
 
 
@@ -62,11 +61,3 @@ class Run:
     def temperatures(self) -> list[float]:
         """The temperatures of the run, in the order asked for."""
         return [lengths.temperature for lengths in self.responses]
-
-
-def ladders(run: Run) -> list[tuple[float, tuple[Rung, ...]]]:
-    """By temperature, what each step up to a dearer drafter bought."""
-    return [
-        (temperature, climb([result for result in run.results if result.temperature == temperature]))
-        for temperature in run.temperatures
-    ]

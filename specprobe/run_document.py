@@ -7,7 +7,7 @@ again when it is loaded.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,13 @@ from specprobe.entropy import EntropyQuartile, EntropySummary
 from specprobe.errors import SpecprobeError
 from specprobe.interval import LEVEL, Interval, interval_json
 from specprobe.notices import Notice
-from specprobe.run import ResponseRecord, Run, ladders
-from specprobe.summary import LowerVariance, ResultSummary
-from specprobe.temperature import temperature_curves
+from specprobe.run import ResponseRecord, Run
+from specprobe.summary import LowerVariance, ResultSummary, RunSummary
 
 SCHEMA = "specprobe.run/1"
 
 
-def run_document(run: Run, summaries: Sequence[ResultSummary]) -> dict[str, Any]:
+def run_document(run: Run, summary: RunSummary) -> dict[str, Any]:
     """The `specprobe.run/1` document. Same run, same bytes: it holds no time and no path of its own."""
     return {
         "schema": SCHEMA,
@@ -50,11 +49,11 @@ def run_document(run: Run, summaries: Sequence[ResultSummary]) -> dict[str, Any]
             }
             for lengths in run.responses
         ],
-        "results": [_result_json(run, summary) for summary in summaries],
-        "temperature_curves": [curve.to_json() for curve in temperature_curves(run.results)],
+        "results": [_result_json(run, result) for result in summary.results],
+        "temperature_curves": [curve.to_json() for curve in summary.temperature_curves],
         "ladder": [
             {"temperature": temperature, "rungs": [rung.to_json() for rung in rungs]}
-            for temperature, rungs in ladders(run)
+            for temperature, rungs in summary.ladders
         ],
         "warnings": [{"code": notice.code, "message": notice.message} for notice in run.notices],
     }

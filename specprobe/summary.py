@@ -12,8 +12,9 @@ from specprobe.acceptance import Acceptance, DepthTotals, Expectation
 from specprobe.breakdown import Concentration, GroupResult, by_group, concentration
 from specprobe.curve import CurveFit, fit_counts
 from specprobe.interval import LEVEL, Interval, ratio_intervals, tokens_per_round_intervals
+from specprobe.ladder import Rung, climb
 from specprobe.run import Run
-from specprobe.temperature import intervals_at
+from specprobe.temperature import TemperatureCurve, intervals_at, temperature_curves
 
 Floats = NDArray[np.float64]
 
@@ -82,9 +83,25 @@ def summarize(acceptance: Acceptance, groups: Sequence[str | None] | None = None
     )
 
 
-def summarize_run(run: Run) -> list[ResultSummary]:
-    """Every result of a run, in its order."""
-    return [summarize(result, run.responses_at(result.temperature).groups) for result in run.results]
+@dataclass(frozen=True, slots=True, eq=False)
+class RunSummary:
+    """What is derived from a run: of each result, in its order; ladders by temperature; curves over temperature."""
+
+    results: tuple[ResultSummary, ...]
+    ladders: tuple[tuple[float, tuple[Rung, ...]], ...]
+    temperature_curves: tuple[TemperatureCurve, ...]
+
+
+def summarize_run(run: Run) -> RunSummary:
+    """Everything that documents and reports say beyond the counts."""
+    return RunSummary(
+        results=tuple(summarize(result, run.responses_at(result.temperature).groups) for result in run.results),
+        ladders=tuple(
+            (temperature, climb([result for result in run.results if result.temperature == temperature]))
+            for temperature in run.temperatures
+        ),
+        temperature_curves=temperature_curves(run.results),
+    )
 
 
 def _best_known(acceptance: Acceptance) -> tuple[Floats, Floats]:

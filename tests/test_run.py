@@ -19,7 +19,7 @@ from specprobe.profiles import resolve_profile
 from specprobe.replay import replay
 from specprobe.run import ResponseRecord, Run
 from specprobe.run_document import load_run, run_document
-from specprobe.summary import summarize
+from specprobe.summary import summarize_run
 from specprobe.trajectory import prompt_numbers
 
 
@@ -46,7 +46,7 @@ def make_run(works, depth: int = 4) -> Run:
 
 
 def document_of(run: Run) -> dict:
-    return run_document(run, [summarize(acceptance) for acceptance in run.results])
+    return run_document(run, summarize_run(run))
 
 
 WORKS = [make_trajectory([10 + i, 1, 2, 3, 1, 2], [3, 1, 2, 3, 9, 1, 2, 3], name=i) for i in range(20)]
