@@ -76,7 +76,9 @@ def advise(
             "--cost: with a cost file nothing is timed; leave --target, --dtype, --device and --remeasure out"
         )
     _check_engine(run, engine)
-    temperature = run.temperatures[0] if temperature is None else temperature
+    if temperature is None:
+        # What most of the traffic asks for; of a run at several temperatures over the same prompts, the first.
+        temperature = max(run.temperatures, key=lambda value: (run.responses_at(value).samples == 0).sum())
     if temperature not in run.temperatures:
         known = ", ".join(f"{value:g}" for value in run.temperatures)
         raise SpecprobeError(f"--temperature {temperature:g}: the run has {known}")
@@ -95,7 +97,8 @@ def advise(
     others = [recommend(run, value, cost, wanted) for value in _decidable(run) if value != temperature]
     # What limits a verdict at another temperature limits where it turns.
     notices = tuple(dict.fromkeys(notice for found in (asked, *others) for notice in found.notices))
-    return Advice(replace(asked, notices=notices), by_temperature([asked, *others]))
+    same_requests = not run.settings.get("temperatures_from_log")
+    return Advice(replace(asked, notices=notices), by_temperature([asked, *others], same_requests=same_requests))
 
 
 def _decidable(run: Run) -> list[float]:

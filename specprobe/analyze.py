@@ -246,6 +246,20 @@ def _all_notices(
                 "replayed and may differ: compare with that engine's own counters",
             )
         )
+    if options.asks_log and len(sources.sets) > 1 and any(result.drafter == "suffix" for result in results):
+        notices.append(
+            Notice(
+                "suffix_tree_by_temperature",
+                "suffix: each temperature begins with an empty shared tree, where a server has one for all of its "
+                "requests; on it they would accept somewhat more",
+            )
+        )
+    if options.read.group_by is not None and not any(t.group for found in sources.sets for t in found.trajectories):
+        notices.append(
+            Notice("no_groups", "--group-by: the column is there, but holds no text or number that could be a label")
+        )
+    if options.samples > 1 and not any(sources.origin.temperatures):
+        notices.append(Notice("samples_without_temperature", "--samples: at temperature 0 every response is the same"))
     if any(sources.origin.temperatures):
         notices += [Notice("engine_caveat", f"{profile.name}: {caveat}") for caveat in profile.caveats]
         if profile.own_truncation and not options.processors.truncates:
@@ -256,8 +270,10 @@ def _all_notices(
                     "cut, so give these settings if you serve with them",
                 )
             )
-    for found in sources.sets:
-        notices += [*found.notices, *check_responses(found.trajectories)]
+    temperatures = sources.origin.temperatures
+    for temperature, found in zip(temperatures, sources.sets, strict=True):
+        where = f"temperature {temperature:g}: " if len(temperatures) > 1 else ""
+        notices += [*found.notices, *check_responses(found.trajectories, where)]
     for result in results:
         notices += check_acceptance(result)
     return tuple(dict.fromkeys(notices))

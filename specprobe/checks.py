@@ -29,8 +29,8 @@ NOTABLE_SHARE = 0.1
 CUT_SHARE = 0.5
 
 
-def check_responses(trajectories: Sequence[Trajectory]) -> list[Notice]:
-    """Notices about the responses themselves: too few, stuck in a loop, cut short."""
+def check_responses(trajectories: Sequence[Trajectory], where: str = "") -> list[Notice]:
+    """Notices about the responses themselves: too few, stuck in a loop, cut short. `where`: begins each of them."""
     notices = []
     num_responses = len(trajectories)
     num_prompts = int(prompt_numbers(trajectories).max(initial=-1)) + 1
@@ -38,8 +38,8 @@ def check_responses(trajectories: Sequence[Trajectory]) -> list[Notice]:
         notices.append(
             Notice(
                 "too_few_prompts",
-                f"{format_plural(num_prompts, 'prompt')}: intervals over fewer than {MIN_PROMPTS} different prompts "
-                "are too narrow or missing; use more prompts before you decide",
+                f"{where}{format_plural(num_prompts, 'prompt')}: intervals over fewer than {MIN_PROMPTS} different "
+                "prompts are too narrow or missing; use more prompts before you decide",
             )
         )
     looping = sum(is_degenerate_loop(trajectory.output_ids) for trajectory in trajectories)
@@ -47,8 +47,8 @@ def check_responses(trajectories: Sequence[Trajectory]) -> list[Notice]:
         notices.append(
             Notice(
                 "degenerate_loops",
-                f"{looping} of {num_responses} responses end in a loop that repeats the same tokens; drafts from "
-                "the text accept nearly all of it, so acceptance is too high: check the model, template and max tokens",
+                f"{where}{looping} of {num_responses} responses end in a loop that repeats the same tokens; drafts "
+                "from the text accept nearly all of it, so acceptance is too high: check model, template and max tokens",
             )
         )
     generated = [trajectory for trajectory in trajectories if trajectory.source == "generated"]
@@ -57,8 +57,8 @@ def check_responses(trajectories: Sequence[Trajectory]) -> list[Notice]:
         notices.append(
             Notice(
                 "responses_cut",
-                f"{cut} of {len(generated)} responses were cut at the token limit; late text often drafts better "
-                "than early text: raise --max-new-tokens towards what you serve",
+                f"{where}{cut} of {len(generated)} responses were cut at the token limit; late text often drafts "
+                "better than early text: raise --max-new-tokens towards what you serve",
             )
         )
     return notices

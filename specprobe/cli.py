@@ -138,7 +138,7 @@ def analyze(
         typer.Option(
             "--temperature",
             help="One or more, such as 0,0.7; or log: each row's own, with its other sampling settings. Default: 0; of "
-            "logged answers, what their rows say.",
+            "logged answers, what their rows say where they agree.",
         ),
     ] = None,
     top_p: Annotated[float, typer.Option("--top-p", help="Sample from the likeliest tokens of this share.")] = 1.0,
@@ -289,7 +289,10 @@ def recommend(
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option("--temperature", help="Which of the run's temperatures. Default: the first."),
+        typer.Option(
+            "--temperature",
+            help="Which of the run's temperatures. Default: what most requests ask for, else the first.",
+        ),
     ] = None,
     engine: Annotated[
         str | None, typer.Option("--engine", help="Must be the engine that was replayed; checked.")
@@ -488,7 +491,8 @@ def _numbers(text: str, option: str, convert: type[Number]) -> tuple[Number, ...
     try:
         return tuple(convert(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise SpecprobeError(f"{option} {text!r}: not a comma-separated list of numbers") from None
+        further = ", or the word log" if option == "--temperature" else ""
+        raise SpecprobeError(f"{option} {text!r}: not a comma-separated list of numbers{further}") from None
 
 
 def _by_depth(pairs: Sequence[str], option: str) -> dict[int, float]:

@@ -106,7 +106,11 @@ def recommend(run: Run, temperature: float, cost: CostTable, concurrencies: Sequ
     with_rounds = [a for a in run.results if a.temperature == temperature and a.rounds.any()]
     if not with_rounds:
         raise SpecprobeError("recommend: the run holds no rounds (no response is longer than one token); analyze more")
-    acceptances = [a for a in with_rounds if has_cost(a, cost)]
+    offered = resolve_profile(run.engine_profile).drafters
+    costed = [a for a in with_rounds if has_cost(a, cost)]
+    # What the engine cannot run is no answer, unless nothing else was replayed; a user's own class may be its plugin.
+    acceptances = [a for a in costed if a.drafter in offered or a.drafter == "python"] or costed
+    left_out = list(dict.fromkeys(a.label for a in costed if not any(a is kept for kept in acceptances)))
     uncosted = list(dict.fromkeys(cost_keys(a)[0] for a in with_rounds if not has_cost(a, cost)))
     if not acceptances:
         raise SpecprobeError(f"recommend: {_no_drafting_time(uncosted)}")
@@ -128,6 +132,7 @@ def recommend(run: Run, temperature: float, cost: CostTable, concurrencies: Sequ
         notices=(
             *run.notices,
             *([Notice("no_drafting_time", _no_drafting_time(uncosted))] if uncosted else []),
+            *([_not_offered(run, left_out)] if left_out else []),
             *_unknown_keys(run, cost),
             *_notices(acceptances, lengths, cost, concurrencies),
         ),
@@ -140,6 +145,12 @@ def _is_of(acceptance: Acceptance, option: Option) -> bool:
         option.config,
         option.draft_sampling,
     )
+
+
+def _not_offered(run: Run, labels: Sequence[str]) -> Notice:
+    names = ", ".join(inert(label, 60) for label in labels)
+    said = f"{names}: left out of the verdict, since {run.engine_profile} does not offer it"
+    return Notice("not_offered_left_out", said)
 
 
 def _unknown_keys(run: Run, cost: CostTable) -> list[Notice]:

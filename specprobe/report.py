@@ -20,6 +20,7 @@ from specprobe.export import command_line
 from specprobe.interval import MIN_PROMPTS
 from specprobe.ladder import Rung
 from specprobe.notices import Notice, inert
+from specprobe.processors import Processors
 from specprobe.recommend import Recommendation, Verdict
 from specprobe.run import ResponseRecord, Run
 from specprobe.speedup import Option
@@ -128,6 +129,8 @@ def _what_was_measured(run: Run) -> RenderableType:
         record = run.target
         details = [str(record[key]) for key in ("dtype", "device") if record.get(key)]
         grid.add_row("target", Text(inert(str(record["name"]), 200) + (f" ({', '.join(details)})" if details else "")))
+    if sampling := _sampling(run.settings):
+        grid.add_row("sampling", Text(sampling))
     grid.add_row("engine rules", Text(run.engine_profile))
     return grid
 
@@ -144,8 +147,20 @@ def _asked_temperatures(counts: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def _sampling(settings: Mapping[str, Any]) -> str:
+    """What was asked besides the temperature, in words; nothing where that is nothing."""
+    changed = Processors(**settings.get("processors", {})).changed
+    asked = [f"{name.replace('_', '-')} {value:g}" for name, value in changed.items()]
+    if settings.get("temperatures_from_log"):
+        asked = ["each row's own settings", *([f"else {', '.join(asked)}"] if asked else [])]
+    return ", ".join(asked)
+
+
 def _entropy(lengths: ResponseRecord) -> str:
-    return f"; the target's entropy is {lengths.entropy.mean:.2f} nats a token" if lengths.entropy else ""
+    if lengths.entropy is None:
+        return ""
+    at = " at temperature 1" if lengths.temperature == 0 else ""
+    return f"; the target's entropy{at} is {lengths.entropy.mean:.2f} nats a token"
 
 
 def _result(summary: ResultSummary) -> RenderableType:
@@ -231,7 +246,10 @@ def _curve(summary: ResultSummary) -> Text:
     if best is None:
         return Text("no curve: nothing to fit", style="dim")
     depth = summary.acceptance.depth
-    text = f"curve: {best.name} ({', '.join(f'{k} {v:.3g}' for k, v in _shown(best.params).items())})"
+    if not summary.totals[-1].accepted_tokens:
+        return Text("no curve: nothing was accepted", style="dim")
+    of = " of the lower-variance estimates" if summary.lower_variance else ""
+    text = f"curve{of}: {best.name} ({', '.join(f'{k} {v:.3g}' for k, v in _shown(best.params).items())})"
     fitted, further = best.mean_acceptance_length(depth), best.mean_acceptance_length(2 * depth)
     return Text(
         f"{text}; mean acceptance length {fitted:.2f} at depth {depth}, {further:.2f} extrapolated to {2 * depth}",
@@ -276,10 +294,12 @@ def _in_one_sentence(summaries: Sequence[ResultSummary]) -> Text:
     tokens_per_round, summary, totals = best
     if tokens_per_round <= 1:
         return Text("No drafter had anything accepted on this traffic: without a trained drafter, don't speculate.")
+    temperatures = {found.acceptance.temperature for found in summaries}
+    at = f" at temperature {summary.acceptance.temperature:g}" if len(temperatures) > 1 else ""
     return Text.assemble(
         "Most tokens per round: ",
         (f"{inert(summary.acceptance.label, 60)} at depth {totals.depth}", "bold"),
-        f", {tokens_per_round:.2f}. Whether that is faster depends on what a round costs: specprobe recommend "
+        f", {tokens_per_round:.2f}{at}. Whether that is faster depends on what a round costs: specprobe recommend "
         "--concurrency 1,8,64",
     )
 
@@ -288,7 +308,7 @@ def render_advice(advice: Advice) -> RenderableType:
     """The report of `recommend`: the verdict in one sentence, the figures behind it, the engine's settings."""
     recommendation = advice.recommendation
     parts: list[RenderableType] = [
-        _verdict_sentence(recommendation),
+        _verdict_sentence(recommendation, names_temperature=bool(advice.temperatures)),
         Text(),
         _verdicts(recommendation),
         Text(),
@@ -304,8 +324,8 @@ def render_advice(advice: Advice) -> RenderableType:
         if verdict.verdict == "speculate" and not verdict.export:
             parts.append(
                 Text(
-                    f"concurrency {verdict.concurrency}: no settings, since {recommendation.engine_profile} does not "
-                    f"offer {inert(verdict.best.label, 60)}"
+                    f"concurrency {verdict.concurrency}: no settings, since specprobe writes none for "
+                    f"{inert(verdict.best.label, 60)} on {recommendation.engine_profile} yet"
                 )
             )
     if recommendation.notices:
@@ -313,8 +333,8 @@ def render_advice(advice: Advice) -> RenderableType:
     return Group(*parts)
 
 
-def _verdict_sentence(recommendation: Recommendation) -> Text:
-    sentence = Text()
+def _verdict_sentence(recommendation: Recommendation, *, names_temperature: bool) -> Text:
+    sentence = Text(f"At temperature {recommendation.temperature:g}: " if names_temperature else "")
     for number, verdict in enumerate(recommendation.by_concurrency):
         if number:
             sentence.append("; ")
@@ -375,7 +395,7 @@ def _option(option: Option) -> str:
 def _limits(recommendation: Recommendation) -> Text:
     crossover, cost = recommendation.crossover_concurrency, recommendation.cost
     text = (
-        f"At {cost.batches[-1]}, the largest batch in the cost table, speculation is still faster."
+        f"At {cost.batches[-1]}, the largest batch in the cost table, the best option is still not slower than none."
         if crossover is None
         else f"From concurrency {crossover} on, nothing is faster than not speculating."
     )

@@ -145,7 +145,7 @@ def has_cost(acceptance: Acceptance, cost: CostTable) -> bool:
 def cost_keys(acceptance: Acceptance) -> tuple[str, ...]:
     """What a cost table may call the drafter: with its model as the user named it, else by its method."""
     model = acceptance.config.get("model", acceptance.config.get("class"))
-    return (f"{acceptance.drafter}:{model}", acceptance.drafter) if model else (acceptance.drafter,)
+    return (f"{acceptance.drafter}:{model}", acceptance.label, acceptance.drafter) if model else (acceptance.drafter,)
 
 
 def drafter_seconds(acceptance: Acceptance, cost: CostTable) -> float:

@@ -100,7 +100,8 @@ def summarize_run(run: Run) -> RunSummary:
             (temperature, climb([result for result in run.results if result.temperature == temperature]))
             for temperature in run.temperatures
         ),
-        temperature_curves=temperature_curves(run.results),
+        # Where each temperature has requests of its own, more than the temperature differs.
+        temperature_curves=() if run.settings.get("temperatures_from_log") else temperature_curves(run.results),
     )
 
 

@@ -78,6 +78,11 @@ class LeftOut:
         """As a fraction of what was measured; above 0 where interpolation promises too much."""
         return self.interpolated / self.measured - 1
 
+    @property
+    def gain_error(self) -> float | None:
+        """As a fraction of the gain that was measured, tokens per round above 1; None where there was none."""
+        return (self.interpolated - self.measured) / (self.measured - 1) if self.measured > 1 else None
+
     def to_json(self) -> dict[str, Any]:
         """For the run's document."""
         return {
@@ -85,6 +90,7 @@ class LeftOut:
             "interpolated": self.interpolated,
             "measured": self.measured,
             "relative_error": self.relative_error,
+            "gain_error": self.gain_error,
         }
 
 
@@ -166,8 +172,9 @@ def temperature_curve(result: Acceptance, depth: int, anchors: Sequence[Anchor])
 
 
 def interpolation_error(curves: Sequence[TemperatureCurve]) -> tuple[float, float] | None:
-    """The median and the largest size of all left-out relative errors; None where there is none, so it is not known."""
-    errors = [abs(left_out.relative_error) for curve in curves for left_out in curve.left_out]
+    """The median and the largest size of all left-out errors of the gain; None where there is none, so not known."""
+    found = (left_out.gain_error for curve in curves for left_out in curve.left_out)
+    errors = [abs(error) for error in found if error is not None]
     return (float(np.median(errors)), max(errors)) if errors else None
 
 

@@ -70,11 +70,14 @@ def render_verdicts_by_temperature(temperatures: Sequence[TemperatureVerdicts]) 
 
 def _break_even(found: TemperatureVerdicts) -> Text:
     """Where between two temperatures of the run the best option is as fast as none."""
-    low, high = found.verdicts[0][0], found.verdicts[-1][0]
-    turns = ", ".join(f"{temperature:.2f}" for temperature in found.break_even)
-    said = (
-        f"breaks even near temperature {turns} (interpolated)" if turns else f"no break-even from {low:g} to {high:g}"
-    )
+    if not found.same_requests:
+        said = "each temperature has requests of its own, so it is not the temperature alone that differs"
+    elif found.break_even:
+        turns = ", ".join(f"{temperature:.2f}" for temperature in found.break_even)
+        said = f"breaks even near temperature {turns} (interpolated between the points, whatever their intervals)"
+    else:
+        side = "faster" if found.verdicts[0][1].best.speedup > 1 else "slower"
+        said = f"the best is {side} than not speculating at every one of these temperatures"
     return Text(f"concurrency {found.concurrency}: {said}", style="dim")
 
 
@@ -106,10 +109,12 @@ def render_concentration(found: Concentration) -> Text:
     if found.requests_for_half is None:
         return Text(f"At depth {found.depth} none of {requests} gained anything.")
     nothing = found.requests_with_nothing_accepted
+    # A tenth of a handful is one.
+    tenth = f", {format_percent(found.top_tenth_share)} from the best tenth" if found.requests >= 20 else ""
     lost = "" if nothing is None else f"; {format_plural(nothing, 'request') if nothing else 'no request'} got nothing"
     return Text(
-        f"At depth {found.depth}, half of the gain comes from {found.requests_for_half} of {requests}, "
-        f"{format_percent(found.top_tenth_share)} from the best tenth{lost}.{_spread(found)}"
+        f"At depth {found.depth}, half of the gain comes from {found.requests_for_half} of {requests}"
+        f"{tenth}{lost}.{_spread(found)}"
     )
 
 
@@ -163,8 +168,8 @@ def _interpolation_error(curves: Sequence[TemperatureCurve]) -> Text:
         return Text("How far off interpolation between two temperatures is, is not known: give a third.", style="dim")
     median, largest = map(format_percent, error)
     return Text(
-        f"With a temperature left out, what the others say of its tokens per round is off by {median} in the median, "
-        f"{largest} at most.",
+        f"With a temperature left out, what the others say of its gain (tokens per round above 1) is off by {median} "
+        f"of that in the median, {largest} at most.",
         style="dim",
     )
 

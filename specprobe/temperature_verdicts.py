@@ -13,14 +13,23 @@ from specprobe.temperature import break_even_temperatures
 
 @dataclass(frozen=True, slots=True)
 class TemperatureVerdicts:
-    """One concurrency: the verdict at each temperature, ascending."""
+    """One concurrency: the verdict at each temperature, ascending.
+
+    `same_requests`: whether all temperatures have the same requests, so that only the temperature differs.
+    """
 
     concurrency: int
     verdicts: tuple[tuple[float, Verdict], ...]
+    same_requests: bool = True
 
     @property
     def break_even(self) -> list[float]:
-        """Temperatures at which the best option's speed-up crosses 1: between two measured ones, interpolated."""
+        """Temperatures at which the best option's speed-up crosses 1: between two measured ones, interpolated.
+
+        Of the points alone: where their intervals hold 1, so may the true speed-up at another temperature.
+        """
+        if not self.same_requests:
+            return []
         return break_even_temperatures([(temperature, verdict.best.speedup) for temperature, verdict in self.verdicts])
 
     def to_json(self) -> dict[str, Any]:
@@ -47,14 +56,18 @@ class TemperatureVerdicts:
         }
 
 
-def by_temperature(recommendations: Sequence[Recommendation]) -> tuple[TemperatureVerdicts, ...]:
+def by_temperature(
+    recommendations: Sequence[Recommendation], *, same_requests: bool = True
+) -> tuple[TemperatureVerdicts, ...]:
     """One for each concurrency; recommendations from the same run and cost. Empty with fewer than two temperatures."""
     ordered = sorted(recommendations, key=lambda found: found.temperature)
     if len(ordered) < 2:
         return ()
     return tuple(
         TemperatureVerdicts(
-            verdict.concurrency, tuple((found.temperature, found.by_concurrency[number]) for found in ordered)
+            verdict.concurrency,
+            tuple((found.temperature, found.by_concurrency[number]) for found in ordered),
+            same_requests,
         )
         for number, verdict in enumerate(ordered[0].by_concurrency)
     )

@@ -94,7 +94,8 @@ def generated_trajectories(
                 temperature=temperature,
                 tail_ids=_NOTHING,
                 log_probs=response.log_probs,
-                finish_reason=response.finish_reason,
+                # A request that ends at its own limit ends as it would be served.
+                finish_reason=None if response.output_ids.size == ask.max_new_tokens else response.finish_reason,
                 processors=ask.processors,
                 entropy=response.entropy,
                 sample=number // len(used),

@@ -184,5 +184,5 @@ def test_groups_read_in_80_columns_and_show_labels_as_they_are():
 def test_concentration_in_plain_words():
     found = concentration(acceptance([101, 31, 51], [40, 10, 0], ids=["[red]x", 7, "z"]))
     words = " ".join(printed(render_concentration(found)).split())
-    assert "half of the gain comes from 1 of 3 requests, 80.0 % from the best tenth; 1 request got nothing." in words
+    assert "half of the gain comes from 1 of 3 requests; 1 request got nothing." in words
     assert "most: [red]x (1.67), 7 (1.50), z (1.00)." in words

@@ -146,7 +146,9 @@ def test_a_left_out_anchor_is_held_against_the_line_through_its_neighbours():
     assert left_out.measured == 2.5
     assert left_out.relative_error == pytest.approx(2 / 2.5 - 1)
     one_off = curve([(0.0, 3.0), (0.5, 2.5), (1.0, 1.5)])
-    assert interpolation_error([one_off, curve([(0, 2), (0.5, 2), (1, 2)])]) == pytest.approx((0.1, 0.2))
+    # Of the gain: half a token of one and a half is a third.
+    assert left_out.gain_error == pytest.approx(-1 / 3)
+    assert interpolation_error([one_off, curve([(0, 2), (0.5, 2), (1, 2)])]) == pytest.approx((1 / 6, 1 / 3))
 
 
 def test_where_nothing_is_accepted_tokens_per_round_itself_is_interpolated():
@@ -180,7 +182,7 @@ def test_the_document_of_a_curve():
     assert json.loads(json.dumps(document)) == document
     assert (document["drafter"], document["draft_sampling"], document["depth"]) == ("draft", "greedy", 1)
     assert [entry["interpolated"] for entry in document["dense"]] == [False] * 3
-    assert set(document["left_out"][0]) == {"temperature", "interpolated", "measured", "relative_error"}
+    assert set(document["left_out"][0]) == {"temperature", "interpolated", "measured", "relative_error", "gain_error"}
     assert document["anchors"][0]["interval"]["level"] == 0.9
 
 
@@ -216,5 +218,5 @@ def test_the_table_reads_in_80_columns_and_shows_labels_as_they_are():
     assert "T = 1" in text
     assert [line.split()[0] for line in text.splitlines() if "(98 %)" in line] == ["1", "2", "3", "4", "6", "8"]
     assert "1.98 (98 %)" in text
-    assert "% in the median" in text
+    assert "of that in the median" in text
     assert "is not known" in printed(render_temperatures(temperature_curves(results[:2])))
