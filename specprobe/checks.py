@@ -48,7 +48,7 @@ def check_responses(trajectories: Sequence[Trajectory], where: str = "") -> list
             Notice(
                 "degenerate_loops",
                 f"{where}{looping} of {num_responses} responses end in a loop that repeats the same tokens; drafts "
-                "from the text accept nearly all of it, so acceptance is too high: check model, template and max tokens",
+                "from the text accept nearly all of it, so acceptance is too high: check model, template, token limit",
             )
         )
     generated = [trajectory for trajectory in trajectories if trajectory.source == "generated"]
