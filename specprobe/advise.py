@@ -76,6 +76,8 @@ def advise(
             "--cost: with a cost file nothing is timed; leave --target, --dtype, --device and --remeasure out"
         )
     _check_engine(run, engine)
+    if not run.temperatures:
+        raise SpecprobeError("recommend: the run holds no responses; analyze again")
     if temperature is None:
         # What most of the traffic asks for; of a run at several temperatures over the same prompts, the first.
         temperature = max(run.temperatures, key=lambda value: (run.responses_at(value).samples == 0).sum())

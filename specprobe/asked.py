@@ -48,7 +48,13 @@ class RequestSets:
 def requests_at(prompts: Sequence[Prompt], temperatures: Sequence[float], processors: Processors) -> RequestSets:
     """Every prompt at every temperature, all with the same settings."""
     asked = (Asked(processors),) * len(prompts)
-    return RequestSets(tuple(RequestSet(temperature, tuple(prompts), asked) for temperature in temperatures))
+    return RequestSets(tuple(RequestSet(temperature + 0.0, tuple(prompts), asked) for temperature in temperatures))
+
+
+def requests_as_logged(prompts: Sequence[Prompt], temperature: float, otherwise: Processors) -> RequestSets:
+    """Every prompt at one temperature, with the other settings of its row."""
+    asked = tuple(Asked(Processors.from_settings(prompt.settings, otherwise)) for prompt in prompts)
+    return RequestSets((RequestSet(temperature, tuple(prompts), asked),))
 
 
 def requests_of_log(prompts: Sequence[Prompt], otherwise: Processors, rule: ProcessingRule) -> RequestSets:
@@ -66,8 +72,8 @@ def requests_of_log(prompts: Sequence[Prompt], otherwise: Processors, rule: Proc
             continue
         unsaid += "temperature" not in prompt.settings
         temperature = float(prompt.settings.get("temperature", UNSAID_TEMPERATURE))
-        if temperature:
-            temperature = max(temperature, SMALLEST_TEMPERATURE)
+        # 0.1 + 0.2 is no temperature of its own, nor is -0.
+        temperature = round(max(temperature, SMALLEST_TEMPERATURE), 4) if temperature else 0.0
         limit = prompt.settings.get("max_tokens")
         asked = Asked(processors, None if limit is None else int(limit))
         by_temperature.setdefault(temperature, []).append((prompt, asked))

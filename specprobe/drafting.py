@@ -115,7 +115,8 @@ def _capture(
 
     works = [trajectory for trajectories in sets for trajectory in trajectories]
     # Greedily sampled text leaves nothing to expect.
-    warm = [trajectory for trajectory in works if trajectory.temperature > 0] if distribution else []
+    is_wanted = distribution is not None and distribution.is_wanted
+    warm = [trajectory for trajectory in works if trajectory.temperature > 0] if is_wanted else []
     read = works if taps else warm
     if not read:
         return None

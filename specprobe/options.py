@@ -16,6 +16,8 @@ from specprobe.profiles import DraftSampling
 from specprobe.scan import ReadOptions
 
 MAX_DEPTH = 64
+# More tell nothing new: what prompts differ by among themselves stays.
+MOST_SAMPLES = 1000
 ONE_TEMPERATURE = (
     "--temperature: logged answers were sampled at one temperature; give that one, or --responses generate"
 )
@@ -65,6 +67,8 @@ class AnalyzeOptions:
         ):
             if value < 1:
                 raise SpecprobeError(f"--{name} {value}: must be at least 1")
+        if self.samples > MOST_SAMPLES:
+            raise SpecprobeError(f"--samples {self.samples}: must be at most {MOST_SAMPLES}")
         if self.seed < 0:
             raise SpecprobeError(f"--seed {self.seed}: must not be negative")
         if self.max_model_len is not None and self.max_model_len > 2**31:

@@ -32,7 +32,8 @@ class Processors:
         for name, (low, high) in BOUNDS.items():
             value = getattr(self, name)
             if not low <= value <= high:
-                raise SpecprobeError(f"--{name.replace('_', '-')} {value:g}: must be from {low:g} to {high:g}")
+                option = f"--{name.replace('_', '-')} {str(value)[:40]}"
+                raise SpecprobeError(f"{option}: must be from {low:g} to {high:g}")
         if self.top_k == -1:
             # vLLM's word for all.
             object.__setattr__(self, "top_k", 0)

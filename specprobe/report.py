@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specprobe.advise import Advice
+from specprobe.asked import MOST_TEMPERATURES
 from specprobe.curve import CurveFit
 from specprobe.drafters.base import ADOPTION_WORDS
 from specprobe.export import command_line
@@ -140,6 +141,8 @@ def _asked_temperatures(counts: Sequence[Mapping[str, Any]]) -> str:
     if all(entry["temperature"] is None for entry in counts):
         return ""
     total = sum(entry["prompts"] for entry in counts)
+    if len(counts) > MOST_TEMPERATURES:
+        return f"{len(counts)} different temperatures"
     return ", ".join(
         ("no temperature" if entry["temperature"] is None else f"temperature {entry['temperature']:g}")
         + f" {format_percent(entry['prompts'] / total)}"

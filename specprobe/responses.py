@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from specprobe.asked import RequestSet, RequestSets, requests_at, requests_of_log
+from specprobe.asked import RequestSet, RequestSets, requests_as_logged, requests_at, requests_of_log
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice, inert
 from specprobe.options import FROM_LOG, ONE_TEMPERATURE, AnalyzeOptions
@@ -128,6 +128,9 @@ def _logged_origin(
     else:
         temperature, notices = _logged_temperature(options, prompts)
         requests = requests_at(prompts, (temperature,), options.processors)
+        if options.temperatures is None:
+            # What tells the temperature of a log tells the rest.
+            requests = requests_as_logged(prompts, temperature, options.processors)
     notices += requests.notices
     if options.samples > 1:
         raise SpecprobeError("--samples: logged answers are what they are; leave it out, or use --responses generate")
@@ -250,7 +253,7 @@ def _logged_temperature(options: AnalyzeOptions, prompts: Sequence[Prompt]) -> t
         return temperature, []
     notice = Notice(
         "other_temperature",
-        f"rows of the log say temperature {', '.join(f'{value:g}' for value in sorted(said))}, the result says "
+        f"rows of the log say temperature {', '.join(f'{value:g}' for value in sorted(said)[:8])}, the result says "
         f"{temperature:g}: --temperature log replays each row at its own",
     )
     return temperature, [notice]

@@ -220,6 +220,8 @@ def _responses_from_json(entry: Mapping[str, Any]) -> ResponseRecord:
     sizes = {r.size for r in (record.prompt_tokens, record.output_tokens, record.prompts, record.samples)}
     if sizes != {count} or (record.groups is not None and len(record.groups) != count) or (record.prompts < 0).any():
         raise ValueError("responses of unequal length")
+    if (record.prompts >= max(count, 1)).any() or (record.output_tokens < 0).any() or (record.prompt_tokens < 0).any():
+        raise ValueError("numbers out of range")
     return record
 
 
@@ -245,6 +247,9 @@ def _acceptance_from_json(entry: Mapping[str, Any], responses: Mapping[float, Re
             counts[row, : len(values[key])] = values[key]
         return counts.reshape(num_prompts, depth, depth)
 
+    rounds = np.array([row["rounds"] for row in rows], dtype=np.float64)
+    if not (np.isfinite(rounds) & (rounds >= 0)).all():
+        raise ValueError("rounds out of range")
     _expect(entry["drafter"], str, "drafter")
     _expect(entry["config"], dict, "config")
     return Acceptance(

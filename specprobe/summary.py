@@ -14,7 +14,7 @@ from specprobe.curve import CurveFit, fit_counts
 from specprobe.interval import LEVEL, Interval, ratio_intervals, tokens_per_round_intervals
 from specprobe.ladder import Rung, climb
 from specprobe.run import Run
-from specprobe.temperature import TemperatureCurve, intervals_at, temperature_curves
+from specprobe.temperature import TemperatureCurve, intervals_at, temperature_curves, within_bounds
 
 Floats = NDArray[np.float64]
 
@@ -127,6 +127,7 @@ def _lower_variance(acceptance: Acceptance, expectation: Expectation, seed: int)
     emitted = acceptance.by_prompt(acceptance.emitted_tokens[:, None] + gained)
     intervals = tokens_per_round_intervals(emitted, rounds, level=LEVEL, seed=seed)
     at_risk, accepted = expectation.at_risk_at.sum(axis=0), expectation.accepted_at.sum(axis=0)
+    point = [e / r if r else None for e, r in zip(emitted.sum(axis=0), rounds.sum(axis=0), strict=True)]
     return tuple(
         LowerVariance(
             depth=k + 1,
@@ -134,7 +135,7 @@ def _lower_variance(acceptance: Acceptance, expectation: Expectation, seed: int)
             emitted=float(emitted[:, k].sum()),
             at_risk_at=tuple(at_risk[k, : k + 1].tolist()),
             accepted_at=tuple(accepted[k, : k + 1].tolist()),
-            interval=intervals[k],
+            interval=within_bounds(intervals[k], point[k], k + 1),
         )
         for k in range(acceptance.depth)
     )

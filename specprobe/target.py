@@ -128,7 +128,7 @@ class Target:
     def shows_states(self) -> bool:
         """Whether what its head reads can be watched."""
         try:
-            return self.final_norm is not None and self.model.get_output_embeddings() is not None
+            return len(self.layers) > 0 and self.final_norm is not None and bool(self.model.get_output_embeddings())
         except SpecprobeError:
             return False
 

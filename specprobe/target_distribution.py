@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 # Values of log p that are worked on at once (64 MB in float32).
 _LOGIT_VALUES = 2**24
-# Some models bend their logits behind the head (a cap, a scale); half precision alone is off by less than this.
-_MOST_ERROR = 0.05
-_RESPONSES_CHECKED, _TOKENS_CHECKED = 4, 64
+# Some models bend their logits behind the head (a cap, a scale); half precision is off by half as much in the median.
+_MOST_ERROR = 0.15
+_TOKENS_CHECKED = 64
+# Nats: of a token that was written for certain p is 1 however the logits are bent.
+_ALL_BUT_CERTAIN = -0.1
 
 
 class TargetDistribution:
@@ -41,23 +43,36 @@ class TargetDistribution:
         self._name, self._rule, self._device = target.record.name, rule, target.device
         self._head = target.model.get_output_embeddings()
         self._features: Features | None = None
+        self._is_of_the_text = True
         self.notices: tuple[Notice, ...] = ()
+
+    def disown(self) -> None:
+        """The text is another model's: this target's p says nothing of how it came about."""
+        self._is_of_the_text = False
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether what the head reads is of use."""
+        return self._is_of_the_text
 
     def take(self, features: Features, trajectories: Sequence[Trajectory]) -> None:
         """Use captured states, if head and states give the log p that these trajectories were written with."""
         self._features = features
-        for trajectory in trajectories[:_RESPONSES_CHECKED]:
+        errors: list[float] = []
+        for trajectory in trajectories:
             known = self.of(trajectory)
-            if known is not None and known.typical_error() > _MOST_ERROR:
-                self._features = None
-                self.notices = (
-                    Notice(
-                        "target_bends_logits",
-                        f"target {self._name}: changes its logits behind its head (a cap or a scale), so what drafts "
-                        "could be expected to get accepted is not known; counters are not concerned",
-                    ),
-                )
-                return
+            errors += known.errors() if known is not None else []
+            if len(errors) >= _TOKENS_CHECKED:
+                break
+        if errors and float(np.median(errors)) > _MOST_ERROR:
+            self._features = None
+            self.notices = (
+                Notice(
+                    "target_bends_logits",
+                    f"target {self._name}: changes its logits behind its head (a cap or a scale), so what drafts "
+                    "could be expected to get accepted is not known; counters are not concerned",
+                ),
+            )
 
     def of(self, trajectory: Trajectory) -> ResponseDistribution | None:
         """p while this response was written; None where it is not known, or says nothing (temperature 0)."""
@@ -83,14 +98,16 @@ class ResponseDistribution:
         logits = self.head(self.states[positions]).float()
         return torch.log_softmax(processed_logits(logits, self.trajectory, positions, self.rule), dim=-1)
 
-    def typical_error(self) -> float:
-        """How far log p of the text is from what was recorded, in the median, in nats."""
+    def errors(self) -> list[float]:
+        """How far log p of the text is from what was recorded, in nats, at tokens that were not all but certain."""
         assert self.trajectory.log_probs is not None
-        count = min(self.trajectory.output_ids.size, _TOKENS_CHECKED)
-        positions = torch.arange(count, device=self.states.device)
-        written = torch.from_numpy(self.trajectory.output_ids[:count].astype(np.int64)).to(self.states.device)
+        recorded = self.trajectory.log_probs
+        open_ = np.flatnonzero(np.isfinite(recorded) & (recorded < _ALL_BUT_CERTAIN))[:_TOKENS_CHECKED]
+        positions = torch.from_numpy(open_).to(self.states.device)
+        written = torch.from_numpy(self.trajectory.output_ids[open_].astype(np.int64)).to(self.states.device)
         found = self.log_p(positions).gather(-1, written[:, None])[:, 0].cpu().numpy()
-        return float(np.median(np.abs(found - self.trajectory.log_probs[:count]))) if count else 0.0
+        # A token that rounding took over the border of a cut says nothing of the head.
+        return np.abs(found - recorded[open_])[np.isfinite(found)].tolist()
 
     @torch.inference_mode()
     def log_p_of(self, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 
-from specprobe.acceptance import Acceptance, DepthTotals, drafter_label
+from specprobe.acceptance import Acceptance, drafter_label
 from specprobe.interval import LEVEL, Interval, interval_json, tokens_per_round_intervals
 
 # Grid points per unit of temperature: steps of 0.05.
@@ -198,16 +198,16 @@ def intervals_at(acceptance: Acceptance, depths: Sequence[int], *, seed: int = 0
     by_prompt = acceptance.by_prompt
     intervals = tokens_per_round_intervals(by_prompt(emitted), by_prompt(rounds), level=LEVEL, seed=seed)
     return tuple(
-        _within_bounds(interval, acceptance.totals(depth)) for interval, depth in zip(intervals, depths, strict=True)
+        within_bounds(interval, acceptance.totals(depth).tokens_per_round, depth)
+        for interval, depth in zip(intervals, depths, strict=True)
     )
 
 
-def _within_bounds(interval: Interval | None, totals: DepthTotals) -> Interval | None:
+def within_bounds(interval: Interval | None, point: float | None, depth: int) -> Interval | None:
     """No round emits more than its drafts and the bonus token; and an interval of no width is its point."""
-    point = totals.tokens_per_round
     if interval is None or point is None:
         return None
-    high = min(interval.high, totals.depth + 1.0)
+    high = min(interval.high, depth + 1.0)
     return replace(interval, low=min(interval.low, point), high=max(high, point))
 
 

@@ -286,11 +286,13 @@ def test_results_by_a_column_of_the_log(capsys, models):
         (["--min-p", "0.1", "--temperature", "1"], "vLLM refuses such requests while it speculates"),
         (["--frequency-penalty", "1", "--engine", "hf"], "transformers has no such setting"),
         (["--presence-penalty", "1", "--engine", "sglang", "--drafter", "draft:x"], "one token of each verified round"),
-        (["--top-p", "0"], "--top-p 0: must be from"),
+        (["--top-p", "0"], "--top-p 0.0: must be from"),
         (["--top-p", "nan"], "--top-p nan: must be from"),
         (["--top-k", "-2"], "--top-k -2: must be from -1"),
-        (["--repetition-penalty", "0"], "--repetition-penalty 0: must be from"),
+        (["--repetition-penalty", "0"], "--repetition-penalty 0.0: must be from"),
         (["--samples", "0"], "--samples 0: must be at least 1"),
+        (["--samples", "1001"], "--samples 1001: must be at most 1000"),
+        (["--top-k", "1" + "0" * 400], "must be from -1"),
         (["--temperature", "0,log"], "--temperature"),
         (["--engine", "sglang"], "--drafter: name one; sglang@0.5.23 offers draft"),
         (["--engine", "sglang", "--drafter", "ngram"], "a trie over the tokens of all requests"),
@@ -460,3 +462,42 @@ def test_an_odd_setting_in_a_row_is_no_setting(capsys, models, setting):
     assert (
         document(capsys, models, "--temperature", "log", "--drafter", "suffix", rows=rows)["workload"]["prompts"] == 1
     )
+
+
+def test_text_of_another_model_has_counters_only(capsys, models):
+    rows = [{"prompt": "hello", "response": "hello hello hello hello", "temperature": 0.7}] * 4
+    found = document(capsys, models, "--responses", "logged", "--drafter", "ngram:min=1,max=2", rows=rows)
+    assert "other_model" in {warning["code"] for warning in found["warnings"]}
+    (result,) = found["results"]
+    assert result["lower_variance"] is None
+    assert result["depths"][0]["accepted_tokens"] > 0
+
+
+def test_a_log_that_tells_its_temperature_tells_its_other_settings(capsys, models):
+    written = document(capsys, models, "--temperature", "0.9", "--top-k", "3", "--drafter", "suffix")
+    assert written["results"][0]["lower_variance"]
+    rows = [
+        {"prompt_token_ids": [60 + n, 61], "output_token_ids": [70, 71, 72], "temperature": 0.9, "top_k": 1}
+        for n in range(3)
+    ]
+    found = document(capsys, models, "--drafter", "suffix", rows=rows)
+    # Under top-k 1 this target could have written none, or all but none, of it.
+    (fit,) = found["workload"]["log_fit"] or [{"impossible_tokens": 9}]
+    assert fit["impossible_tokens"] > 0
+
+
+def test_a_target_whose_states_cannot_be_watched_has_counters_only(capsys, models, tmp_path):
+    fields = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+    target = str(toy.write_checkpoint(tmp_path / "gpt2", kind="gpt2", **fields))
+    log = write_rows(*({"prompt": text} for text in TEXTS))
+    fixed = ["--target", target, "--device", "cpu", "--json", "--temperature", "0.8", "--max-new-tokens", "8"]
+    assert run_command(["analyze", log, *fixed, "--drafter", "ngram"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["lower_variance"] is None
+
+
+def test_intervals_of_estimates_stay_within_what_a_round_can_emit(capsys, models):
+    arguments = ("--temperature", "0.2,10", "--drafter", "ngram:min=1,max=2", "--repetition-penalty", "0.01")
+    for result in document(capsys, models, *arguments)["results"]:
+        for estimate in result["lower_variance"]:
+            low, high = estimate["interval"]["tokens_per_round"] or (1, 1)
+            assert low <= high <= max(estimate["depth"] + 1, estimate["tokens_per_round"])
