@@ -9,7 +9,7 @@ is not a test of it: docs/validation.md shows how far each figure moves with eac
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,37 +83,21 @@ EFFICIENCIES = Efficiencies()
 # llama.cpp: CUDA graphs or Metal command buffers; its quantised kernels multiply in int8 dot products, not in tensor
 # cores, at small batches. mlx: lazily built Metal graphs, each drafted token evaluated and read back by the host, a few
 # milliseconds; quantised products of a few rows run at a fraction of peak.
+_CUDA_GRAPHS = Overhead(
+    step=0.5e-3,
+    sequence=10e-6,
+    layer=15e-6,
+    moe_layer=25e-6,
+    round=1.0e-3,
+    round_sequence=5e-6,
+    draft_step=0.3e-3,
+    tree=0.2e-3,
+)
 OVERHEADS: Mapping[str, Overhead] = {
-    "vllm": Overhead(
-        step=0.5e-3,
-        sequence=10e-6,
-        layer=15e-6,
-        moe_layer=25e-6,
-        round=1.0e-3,
-        round_sequence=5e-6,
-        draft_step=0.3e-3,
-        tree=0.2e-3,
-    ),
-    "vllm-v0": Overhead(
-        step=3.5e-3,
-        sequence=20e-6,
-        layer=15e-6,
-        moe_layer=25e-6,
-        round=1.0e-3,
-        round_sequence=250e-6,
-        draft_step=1.3e-3,
-        tree=0.2e-3,
-        expands_batch=True,
-    ),
-    "sglang": Overhead(
-        step=0.5e-3,
-        sequence=10e-6,
-        layer=15e-6,
-        moe_layer=25e-6,
-        round=1.0e-3,
-        round_sequence=5e-6,
-        draft_step=0.3e-3,
-        tree=0.2e-3,
+    "vllm": _CUDA_GRAPHS,
+    "sglang": _CUDA_GRAPHS,
+    "vllm-v0": replace(
+        _CUDA_GRAPHS, step=3.5e-3, sequence=20e-6, round_sequence=250e-6, draft_step=1.3e-3, expands_batch=True
     ),
     "trtllm": Overhead(
         step=0.3e-3,
