@@ -153,22 +153,15 @@ def temperature_curves(results: Sequence[Acceptance], *, seed: int = 0) -> tuple
     Results of one run; those of one drafter differ in temperature only. At temperature 0 a sampled draft is the greedy
     one, so the greedy result there belongs to the sampled curve too.
     """
-    curves: list[TemperatureCurve | None] = []
+    curves: list[TemperatureCurve] = []
     for first in _distinct(results):
         group = {result.temperature: result for result in results if _belongs(result, first)}
         by_temperature = [_anchors(group[temperature], seed) for temperature in sorted(group)]
-        curves += [
-            temperature_curve(first, depth, [anchor for anchor in anchors if anchor is not None])
-            for depth, anchors in enumerate(zip(*by_temperature, strict=False), 1)
-        ]
-    return tuple(curve for curve in curves if curve is not None)
-
-
-def temperature_curve(result: Acceptance, depth: int, anchors: Sequence[Anchor]) -> TemperatureCurve | None:
-    """The curve through ascending anchors of the drafter that `result` is of; None with fewer than two."""
-    if len(anchors) < 2:
-        return None
-    return TemperatureCurve(result.drafter, result.config, result.draft_sampling, depth, tuple(anchors))
+        for depth, at_depth in enumerate(zip(*by_temperature, strict=True), 1):
+            anchors = tuple(anchor for anchor in at_depth if anchor is not None)
+            if len(anchors) > 1:
+                curves.append(TemperatureCurve(first.drafter, first.config, first.draft_sampling, depth, anchors))
+    return tuple(curves)
 
 
 def interpolation_error(curves: Sequence[TemperatureCurve]) -> tuple[float, float] | None:
