@@ -57,7 +57,7 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
     # What does not fit is refused before hours go into responses.
     opened = open_all(drafters, context)
     sources = get_responses(origin, options, stages, store)
-    if context.distribution is not None and any(notice.code == "other_model" for notice in sources.notices):
+    if context.distribution is not None and not sources.is_of_target:
         context.distribution.disown()
     results, drafter_notices = replay_all(
         opened,

@@ -47,11 +47,15 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Trajectories by temperature, and who they come from; `notices` hold the origin's, too."""
+    """Trajectories by temperature, and who they come from; `notices` hold the origin's, too.
+
+    `is_of_target`: False where a log is not what the target named with it writes.
+    """
 
     origin: Origin
     sets: tuple[TrajectorySet, ...]
     mismatches: tuple[Mapping[str, Any], ...] = ()
+    is_of_target: bool = True
     notices: tuple[Notice, ...] = ()
 
 
@@ -172,7 +176,7 @@ def _logged_origin(
 
 def _logged(origin: Origin, options: AnalyzeOptions, stages: Stages) -> Sources:
     """The log's own answers; a named target also judges whether it could have written them."""
-    sets, mismatches = [], []
+    sets, mismatches, is_of_target = [], [], True
     notices = list(origin.notices)
     for group in origin.requests.sets:
         found = logged_trajectories(
@@ -186,9 +190,10 @@ def _logged(origin: Origin, options: AnalyzeOptions, stages: Stages) -> Sources:
             found, measured = _scored(found, group, origin.target, origin.profile, stages)
             if measured:
                 mismatches.append(asdict(measured))
+                is_of_target = is_of_target and not measured.is_other_model
                 notices += measured.notices()
         sets.append(found)
-    return Sources(origin, tuple(sets), tuple(mismatches), tuple(notices))
+    return Sources(origin, tuple(sets), tuple(mismatches), is_of_target, tuple(notices))
 
 
 def _scored(

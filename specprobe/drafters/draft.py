@@ -117,7 +117,7 @@ class PrefixDrafter:
             # Requests of one temperature may differ in what else they ask for.
             some = [works[i] for i in indices]
             rules = [self.drawing.rule(work) for work in some]
-            known = [self.drawing.p(work) for work in some]
+            known = [self.drawing.p(work, self.vocabulary) for work in some]
             with torch.inference_mode():
                 scored = list(self.score(some, rules, known))
             for work, rule, p, found in zip(some, rules, known, scored, strict=True):

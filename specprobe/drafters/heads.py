@@ -126,7 +126,7 @@ class HeadDrafter:
             batch = make_batch(some, self.features, self.taps, self.device, self.dtype)
             # Requests of one temperature may differ in what else they ask for.
             rules = [self.drawing.rule(work) for work in some]
-            known = [self.drawing.p(work) for work in some]
+            known = [self.drawing.p(work, self.vocabulary) for work in some]
             with torch.inference_mode():
                 # By depth, or once for all where they are nested.
                 scores = [

@@ -108,9 +108,10 @@ class Drawing:
         sampled = self.sampled and trajectory.temperature > 0
         return DraftRule(trajectory.temperature, sampled, trajectory.processors, self.order, self.accept)
 
-    def p(self, trajectory: Trajectory) -> ResponseDistribution | None:
-        """p of the target while it wrote, where it is known."""
-        return self.distribution.of(trajectory) if self.distribution else None
+    def p(self, trajectory: Trajectory, vocabulary: DraftVocabulary | None) -> ResponseDistribution | None:
+        """p of the target while it wrote, where it is known and of use: to sampled drafts, and to what lies outside."""
+        is_of_use = self.sampled or vocabulary is not None
+        return self.distribution.of(trajectory) if self.distribution and is_of_use else None
 
 
 def drawing(context: DraftContext, drafter: str) -> Drawing:
