@@ -56,7 +56,10 @@ class Processors:
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], otherwise: Processors) -> Processors:
         """What a log row asks for (see `formats.request.SETTINGS`); what it leaves out is taken from `otherwise`."""
-        asked = asdict(otherwise) | {name: settings[name] for name in BOUNDS if name in settings}
+        said = {name: settings[name] for name in BOUNDS if name in settings}
+        if not said:
+            return otherwise
+        asked = asdict(otherwise) | said
         return cls(**asked | {"top_k": int(asked["top_k"])})
 
 

@@ -156,6 +156,8 @@ def temperature_curves(results: Sequence[Acceptance], *, seed: int = 0) -> tuple
     curves: list[TemperatureCurve] = []
     for first in _distinct(results):
         group = {result.temperature: result for result in results if _belongs(result, first)}
+        if len(group) < 2:
+            continue
         by_temperature = [_anchors(group[temperature], seed) for temperature in sorted(group)]
         for depth, at_depth in enumerate(zip(*by_temperature, strict=True), 1):
             anchors = tuple(anchor for anchor in at_depth if anchor is not None)
