@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specprobe.cost import CostPoint, CostTable, read_cost_file, read_point, read_seconds
+from specprobe.cost import CostPoint, CostTable
+from specprobe.cost_files import read_cost_file, read_point, read_seconds
 from specprobe.drafters import MODEL_FREE, Drafter, HybridSpec, ModelSpec, parse_drafter
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert

@@ -1,29 +1,28 @@
 """Cost: what a round costs, as a function of batch, query tokens per sequence, and context.
 
-A `CostTable` holds points and interpolates between them; where they come from (`measured` on this device, or a
-`file`) is part of it and of every result made with it.
+A `CostTable` holds points and interpolates between them; where they come from (`measured` on this device, a `roofline`,
+an `engine`, or a `file`) is part of it and of every result made with it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specprobe.documents import read_document
 from specprobe.errors import SpecprobeError
+from specprobe.step_cost import StepCost
 
-SCHEMA = "specprobe.cost/1"
 # A round below a nanosecond, or above a day, is a slip of units.
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 86_400.0
 Floats = NDArray[np.float64]
+Source = Literal["measured", "roofline", "engine", "file"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +44,69 @@ class CostPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftingPoint:
+    """What a drafter adds to a round of `batch` sequences that are to be given `depth` draft tokens each.
+
+    `seconds` is the time of the whole round less that of its verification (a `CostPoint`): drafting, accepting, and
+    what the two lose by taking turns. `drafter`: one of the names that `cost_keys` gives. `context`: tokens in the
+    cache of each sequence.
+    """
+
+    drafter: str
+    batch: int
+    depth: int
+    context: int
+    seconds: float
+    spread_seconds: float = 0.0
+    repeats: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the accelerators hold, in bytes. `drafters`: by name, their weights and their cache of one token.
+
+    `available_bytes`: for weights and caches. `kv_token_bytes`: the target's cache of one token, at the workload's
+    mean context where it depends on it.
+    """
+
+    available_bytes: float
+    weight_bytes: float
+    kv_token_bytes: float
+    drafters: Mapping[str, tuple[float, float]] = field(default_factory=lambda: MappingProxyType({}))
+
+    def drafter_bytes(self, keys: Sequence[str]) -> tuple[float, float]:
+        """Weights and cache of one token of the drafter that goes by one of these names; 0 for one without a model."""
+        return next((self.drafters[key] for key in keys if key in self.drafters), (0.0, 0.0))
+
+    def kv_capacity_tokens(self, keys: Sequence[str] = ()) -> float:
+        """Tokens that the caches can hold beside the weights; 0 where the weights alone do not fit."""
+        weights, kv_token = self.drafter_bytes(keys)
+        free = self.available_bytes - self.weight_bytes - weights
+        return max(0.0, free) / (self.kv_token_bytes + kv_token) if self.kv_token_bytes + kv_token else math.inf
+
+
+@dataclass(frozen=True, slots=True)
 class CostTable:
     """Round times on a full grid of batch x query tokens x context, linear in between.
 
-    `drafter_seconds` maps a drafter's name to its seconds per sequence: of a round, for a model of each drafted
-    token. `prefill_token_seconds` is the time per prompt token of a prefill. `conditions` says on what and how it was
-    measured. Raises SpecprobeError where a combination of the grid is missing or a time is not positive.
+    `drafting`: on a full grid of batch x depth x context of its own for each drafter in it. `drafter_seconds` is the
+    short form: seconds per sequence of a round, for a model of each drafted token.
+    `prefill_token_seconds`: what a prompt token adds to a step; `prefill_pair_seconds`: what it adds for each token of
+    its prompt before it; `prefill_step_seconds`: a step that only prefills, besides (None: the shortest round).
+    `log_deviation`: the standard deviation of log(speed-up) that the source itself is known to err by, 0 for timings.
+    `memory`: None where it is not known. `conditions` says on what and how it was measured. Raises SpecprobeError
+    where a combination of a grid is missing or a time is not positive.
     """
 
-    source: Literal["measured", "file"]
+    source: Source
     points: tuple[CostPoint, ...]
+    drafting: tuple[DraftingPoint, ...] = ()
     drafter_seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     prefill_token_seconds: float = 0.0
+    prefill_pair_seconds: float = 0.0
+    prefill_step_seconds: float | None = None
+    log_deviation: float = 0.0
+    memory: Memory | None = None
     conditions: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
@@ -67,15 +117,12 @@ class CostTable:
                 raise SpecprobeError(f"cost: {point}: batch and query_tokens start at 1, context at 0")
             if not SHORTEST_SECONDS <= point.seconds <= LONGEST_SECONDS:
                 raise SpecprobeError(f"cost: {point}: seconds must be positive and those of a round")
-        have = {(p.batch, p.query_tokens, p.context) for p in self.points}
-        if len(have) < len(self.points):
-            raise SpecprobeError("cost: a combination of batch, query_tokens and context occurs twice")
-        for batch, query, context in product(self.batches, self.query_tokens, self.contexts):
-            if (batch, query, context) not in have:
-                raise SpecprobeError(
-                    f"cost: no point for batch {batch}, query_tokens {query}, context {context}; "
-                    "every combination of the values given is needed"
-                )
+        for drafting in self.drafting:
+            if min(drafting.batch, drafting.depth) < 1 or drafting.context < 0:
+                raise SpecprobeError(f"cost: {drafting}: batch and depth start at 1, context at 0")
+        _check_full([_key(point) for point in self.points], ("batch", "query_tokens", "context"))
+        for points in self._by_drafter().values():
+            _check_full([(p.batch, p.depth, p.context) for p in points], ("batch", "depth", "context"))
 
     @property
     def batches(self) -> list[int]:
@@ -111,6 +158,62 @@ class CostTable:
         high = min(low + 1, shape[2] - 1)
         return grid[..., low] + (position - low) * (grid[..., high] - grid[..., low])
 
+    def knows(self, keys: Sequence[str]) -> bool:
+        """Whether it has the drafting time of a drafter that goes by one of these names."""
+        return any(key in self.drafter_seconds or key in self._by_drafter() for key in keys)
+
+    @property
+    def drafters(self) -> set[str]:
+        """The names of the drafters whose time it has."""
+        return {*self.drafter_seconds, *self._by_drafter()}
+
+    def drafting_seconds(
+        self, keys: Sequence[str], batches: Floats, depths: Floats, contexts: Floats, *, by_token: bool
+    ) -> Floats:
+        """What the drafter of one of these names adds to a round, [batches, depths, contexts]; 0 where unknown.
+
+        Linear between points and constant beyond them. `by_token`: its `drafter_seconds` are of each drafted token.
+        """
+        by_drafter = self._by_drafter()
+        if key := next((key for key in keys if key in by_drafter), None):
+            points = {(p.batch, p.depth, p.context): p.seconds for p in by_drafter[key]}
+            axes = [sorted(set(values)) for values in zip(*points, strict=True)]
+            grid = np.array([points[key] for key in product(*axes)]).reshape([len(axis) for axis in axes])
+            return _along_axes(grid, axes, (batches, depths, contexts))
+        seconds = next((self.drafter_seconds[key] for key in keys if key in self.drafter_seconds), 0.0)
+        tokens = depths if by_token else np.ones_like(depths)
+        return seconds * batches[:, None, None] * tokens[None, :, None] * np.ones_like(contexts)[None, None, :]
+
+    def step_cost(self, keys: Sequence[str] = (), depth: int = 0, *, by_token: bool = False) -> StepCost:
+        """The cost as the load simulation takes it; of rounds with a drafter where there is a depth."""
+        shape = len(self.batches), len(self.query_tokens), len(self.contexts)
+        batches, query_tokens, contexts = (
+            np.array(values, dtype=np.float64) for values in (self.batches, self.query_tokens, self.contexts)
+        )
+        values = {_key(point): point.seconds for point in self.points}
+        seconds = np.array([values[key] for key in product(self.batches, self.query_tokens, self.contexts)])
+        floor = self.prefill_step_seconds
+        drafting = np.zeros((shape[0], shape[2]))
+        if depth:
+            at = np.array([float(depth)])
+            drafting = self.drafting_seconds(keys, batches, at, contexts, by_token=by_token)[:, 0]
+        return StepCost(
+            batches=batches,
+            query_tokens=query_tokens,
+            contexts=contexts,
+            seconds=seconds.reshape(shape),
+            drafting_seconds=drafting,
+            prefill_token_seconds=self.prefill_token_seconds,
+            prefill_pair_seconds=self.prefill_pair_seconds,
+            prefill_step_seconds=float(seconds.min()) if floor is None else floor,
+        )
+
+    def _by_drafter(self) -> dict[str, list[DraftingPoint]]:
+        found: dict[str, list[DraftingPoint]] = {}
+        for point in self.drafting:
+            found.setdefault(point.drafter, []).append(point)
+        return found
+
     def reaches(self, batch: float, query_tokens: float) -> bool:
         """Whether the grid covers this batch and these query tokens: nothing may be extrapolated in silence."""
         return self.batches[0] <= batch <= self.batches[-1] and query_tokens <= self.query_tokens[-1]
@@ -124,28 +227,6 @@ class CostTable:
             "relative_spread": float(np.median([p.spread_seconds / p.seconds for p in self.points])),
             "timings": sum(p.repeats for p in self.points),
             "outliers": sum(p.outliers for p in self.points),
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of a cost file."""
-        return {
-            "schema": SCHEMA,
-            "source": self.source,
-            "conditions": dict(self.conditions),
-            "prefill_token_seconds": self.prefill_token_seconds,
-            "drafter_seconds": dict(self.drafter_seconds),
-            "points": [
-                {
-                    "batch": p.batch,
-                    "query_tokens": p.query_tokens,
-                    "context": p.context,
-                    "seconds": p.seconds,
-                    "spread_seconds": p.spread_seconds,
-                    "repeats": p.repeats,
-                    "outliers": p.outliers,
-                }
-                for p in self.points
-            ],
         }
 
 
@@ -171,65 +252,27 @@ class CostSurface:
         return seconds, self.errors[low] + share * (self.errors[high] - self.errors[low])
 
 
-def read_cost_file(path: Path) -> CostTable:
-    """The cost table of a JSON file (docs/method.md, "Cost files"); its source is `file`, whoever wrote it."""
-    document = read_document(path, SCHEMA, "see 'Cost files' in docs/method.md")
-    try:
-        return _cost_from_json(document)
-    except SpecprobeError as error:
-        raise SpecprobeError(f"{path}: {error}") from None
+def _check_full(keys: Sequence[tuple[int, int, int]], names: tuple[str, str, str]) -> None:
+    """Raise SpecprobeError where points leave out a combination of their values, or give one twice."""
+    have = set(keys)
+    if len(have) < len(keys):
+        raise SpecprobeError(f"cost: a combination of {', '.join(names[:2])} and {names[2]} occurs twice")
+    for key in product(*(sorted(set(values)) for values in zip(*keys, strict=True))):
+        if key not in have:
+            missing = ", ".join(f"{name} {value}" for name, value in zip(names, key, strict=True))
+            raise SpecprobeError(f"cost: no point for {missing}; every combination of the values given is needed")
 
 
-def _cost_from_json(document: Mapping[str, Any]) -> CostTable:
-    rows = document.get("points")
-    if not isinstance(rows, list):
-        raise SpecprobeError("cost: 'points' must be a list")
-    drafters = document.get("drafter_seconds") or {}
-    if not isinstance(drafters, dict):
-        raise SpecprobeError("cost: 'drafter_seconds' must map a drafter's name to seconds")
-    conditions = document.get("conditions") or {}
-    if not isinstance(conditions, dict):
-        raise SpecprobeError("cost: 'conditions' must be an object")
-    return CostTable(
-        source="file",
-        points=tuple(read_point(row, number) for number, row in enumerate(rows, 1)),
-        drafter_seconds={
-            str(name): read_seconds(value, f"drafter_seconds[{name!r}]") for name, value in drafters.items()
-        },
-        prefill_token_seconds=read_seconds(document.get("prefill_token_seconds", 0.0), "prefill_token_seconds"),
-        conditions=conditions,
-    )
-
-
-def read_point(row: Any, number: int) -> CostPoint:
-    """One point of a cost file; raises SpecprobeError naming the `number` of the point and what is wrong."""
-    if not isinstance(row, dict):
-        raise SpecprobeError(f"cost: point {number} is not an object")
-    seconds = read_seconds(row.get("seconds"), f"point {number}: 'seconds'")
-    if seconds < SHORTEST_SECONDS:
-        raise SpecprobeError(f"cost: point {number}: 'seconds' must be positive, and those of a round")
-    return CostPoint(
-        batch=_whole(row.get("batch"), f"point {number}: 'batch'"),
-        query_tokens=_whole(row.get("query_tokens"), f"point {number}: 'query_tokens'"),
-        context=_whole(row.get("context"), f"point {number}: 'context'"),
-        seconds=seconds,
-        spread_seconds=read_seconds(row.get("spread_seconds", 0.0), f"point {number}: 'spread_seconds'"),
-        repeats=max(1, _whole(row.get("repeats", 1), f"point {number}: 'repeats'")),
-        outliers=_whole(row.get("outliers", 0), f"point {number}: 'outliers'"),
-    )
-
-
-def _whole(value: Any, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        raise SpecprobeError(f"cost: {what} must be a whole number that is not negative")
-    return value
-
-
-def read_seconds(value: Any, what: str) -> float:
-    """A number that can be a time in seconds: from 0, and not so large that arithmetic on it overflows."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LONGEST_SECONDS:
-        raise SpecprobeError(f"cost: {what} must be a number from 0 to {LONGEST_SECONDS:g}")
-    return float(value)
+def _along_axes(grid: Floats, axes: Sequence[Sequence[int]], at: Sequence[Floats]) -> Floats:
+    """A grid interpolated linearly at every combination of `at`, one axis after the other; constant beyond its ends."""
+    for axis, (known, wanted) in enumerate(zip(axes, at, strict=True)):
+        position = np.interp(wanted, known, np.arange(len(known)))
+        low = position.astype(np.intp)
+        high = np.minimum(low + 1, len(known) - 1)
+        share = (position - low).reshape([-1 if other == axis else 1 for other in range(grid.ndim)])
+        below, above = np.take(grid, low, axis), np.take(grid, high, axis)
+        grid = below + share * (above - below)
+    return grid
 
 
 def _key(point: CostPoint) -> tuple[int, int, int]:

@@ -22,7 +22,6 @@ from specprobe.speedup import (
     best_depth,
     cost_keys,
     depth_options,
-    drafter_seconds,
     has_cost,
     summed_counts,
 )
@@ -156,11 +155,11 @@ def _not_offered(run: Run, labels: Sequence[str]) -> Notice:
 def _unknown_keys(run: Run, cost: CostTable) -> list[Notice]:
     """A misspelt name in a cost file would count as no time at all."""
     known = {key for acceptance in run.results for key in cost_keys(acceptance)}
-    unknown = sorted(set(cost.drafter_seconds) - known - set(MODEL_FREE))
+    unknown = sorted(cost.drafters - known - set(MODEL_FREE))
     if not unknown:
         return []
     names = ", ".join(inert(name, 80) for name in unknown)
-    return [Notice("unknown_drafter_seconds", f"the cost file gives drafter_seconds of {names}, which the run lacks")]
+    return [Notice("unknown_drafter_seconds", f"the cost gives drafting times of {names}, which the run lacks")]
 
 
 def _no_drafting_time(drafters: Sequence[str]) -> str:
@@ -221,10 +220,10 @@ def decide(speedup: float, low: float | None, high: float | None, *, enough_prom
 
 def _depth_by_batch(acceptance: Acceptance, lengths: ResponseRecord, cost: CostTable) -> list[int]:
     """The drafter's depth for batches 1, 2, ... that the cost table covers; 0 where nothing is faster."""
-    surface, sums = cost.at_context(lengths.mean_context), summed_counts(acceptance).sum(axis=0)
+    sums = summed_counts(acceptance).sum(axis=0)
     depths = []
     for batch in range(1, min(cost.batches[-1], LARGEST_SCHEDULED_BATCH) + 1):
-        depth, gain = best_depth(Speedup(acceptance, surface, batch, drafter_seconds(acceptance, cost)), sums)
+        depth, gain = best_depth(Speedup(acceptance, cost, lengths.mean_context, batch), sums)
         depths.append(depth if gain > 1 else 0)
     return depths
 

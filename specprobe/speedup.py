@@ -3,7 +3,7 @@
 With all C slots full, a step of the engine serves C rounds at once. Without speculation it costs T(C, 1) and emits C
 tokens; with it, it costs T(C, 1 + drafted tokens) + the drafters' time and emits C x (tokens per round). Hence
 
-    speed-up = tokens per round x T(C, 1) / (T(C, 1 + drafted) + C x drafter seconds)
+    speed-up = tokens per round x T(C, 1) / (T(C, 1 + drafted) + drafting(C))
 
 Tokens per round is a ratio of sums over requests, so it does not depend on C; only the cost does. At C = 1 the round
 time is averaged over the draft lengths that occurred; at C > 1 it is taken at their mean, since the lengths of
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from specprobe.acceptance import Acceptance, drafter_label
-from specprobe.cost import CostSurface, CostTable
+from specprobe.cost import CostTable
 from specprobe.drafters import MODEL_FREE
 from specprobe.interval import LEVEL, MIN_PROMPTS, bootstrap_t_columns
 from specprobe.run import ResponseRecord
@@ -90,7 +90,7 @@ def depth_options(
     acceptance: Acceptance, lengths: ResponseRecord, cost: CostTable, concurrency: int, *, seed: int = 0
 ) -> list[Option]:
     """Every depth of one drafter."""
-    speedup = Speedup(acceptance, cost.at_context(lengths.mean_context), concurrency, drafter_seconds(acceptance, cost))
+    speedup = Speedup(acceptance, cost, lengths.mean_context, concurrency)
     counts = summed_counts(acceptance)  # [P, K, 2 + K]
     sums = counts.sum(axis=0)
     intervals = bootstrap_t_columns(
@@ -139,21 +139,13 @@ def best_depth(speedup: Speedup, sums: Floats) -> tuple[int, float]:
 
 def has_cost(acceptance: Acceptance, cost: CostTable) -> bool:
     """Whether the drafter's own time is known; n-gram and suffix take next to none, a model takes its time."""
-    return acceptance.drafter in MODEL_FREE or any(key in cost.drafter_seconds for key in cost_keys(acceptance))
+    return acceptance.drafter in MODEL_FREE or cost.knows(cost_keys(acceptance))
 
 
 def cost_keys(acceptance: Acceptance) -> tuple[str, ...]:
     """What a cost table may call the drafter: with its model as the user named it, else by its method."""
     model = acceptance.config.get("model", acceptance.config.get("class"))
     return (f"{acceptance.drafter}:{model}", acceptance.label, acceptance.drafter) if model else (acceptance.drafter,)
-
-
-def drafter_seconds(acceptance: Acceptance, cost: CostTable) -> float:
-    """The drafter's own time per sequence, of a round for n-gram and suffix, of each drafted token for a model.
-
-    0 where the cost says nothing of it.
-    """
-    return next((cost.drafter_seconds[key] for key in cost_keys(acceptance) if key in cost.drafter_seconds), 0.0)
 
 
 def summed_counts(acceptance: Acceptance) -> Floats:
@@ -167,18 +159,23 @@ def summed_counts(acceptance: Acceptance) -> Floats:
 class Speedup:
     """Speed-up as a function of summed counts [..., 2 + K] (see `summed_counts`), at one concurrency and context."""
 
-    def __init__(
-        self, acceptance: Acceptance, surface: CostSurface, concurrency: int, drafter_seconds: float = 0.0
-    ) -> None:
+    def __init__(self, acceptance: Acceptance, cost: CostTable, context: float, concurrency: int) -> None:
         self.concurrency = concurrency
+        surface, depths = cost.at_context(context), np.arange(1.0, acceptance.depth + 1)
         # [K], by depth.
-        positions = np.arange(1, acceptance.depth + 1) if acceptance.drafter not in MODEL_FREE else 1
-        self.drafting_seconds = concurrency * drafter_seconds * np.broadcast_to(positions, acceptance.depth)
+        self.drafting_seconds = cost.drafting_seconds(
+            cost_keys(acceptance),
+            np.array([float(concurrency)]),
+            depths,
+            np.array([context]),
+            by_token=acceptance.drafter not in MODEL_FREE,
+        )[0, :, 0]
         self.queries = np.arange(1.0, acceptance.depth + 2.0)
         seconds, errors = surface.at_batch(concurrency)
         self.seconds = np.interp(self.queries, surface.query_tokens, seconds)  # [K + 1], of 0..K drafted tokens
         self.errors = np.interp(self.queries, surface.query_tokens, errors)
         self.baseline_seconds = float(self.seconds[0])
+        self.log_deviation = cost.log_deviation
 
     def __call__(self, sums: Floats) -> Floats:
         """Tokens per round times the ratio of round times."""
@@ -191,9 +188,10 @@ class Speedup:
         return np.interp(self._mean_query(sums), self.queries, self.seconds) + self.drafting_seconds
 
     def cost_log_variance(self, sums: Floats) -> Floats:
-        """The variance of log(speed-up) that repeated timings show: of both round times, taken as independent."""
+        """The variance of log(speed-up) that the cost brings: of both round times as repeated timings show it, taken
+        as independent, and what the source is known to err by."""
         speculative = np.interp(self._mean_query(sums), self.queries, self.errors) / self.round_seconds(sums)
-        return speculative**2 + (self.errors[0] / self.baseline_seconds) ** 2
+        return speculative**2 + (self.errors[0] / self.baseline_seconds) ** 2 + self.log_deviation**2
 
     def round_quantiles(self, sums: Floats, depth: int) -> tuple[float, float]:
         """The round times that 50 % and 95 % of steps stay below, from the draft lengths of the batch; `sums` [2 + K].

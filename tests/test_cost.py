@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from specprobe.cost import CostPoint, CostTable, read_cost_file
+from specprobe.cost import CostPoint, CostTable, DraftingPoint, Memory
+from specprobe.cost_files import cost_document, read_cost_file
 from specprobe.errors import SpecprobeError
 
 
@@ -57,10 +58,65 @@ def test_the_quality_of_timings_is_told():
     assert (quality["timings"], quality["outliers"]) == (15, 3)
 
 
+def whole_table() -> CostTable:
+    """A table that makes use of every field."""
+    return CostTable(
+        "file",
+        table().points,
+        drafting=tuple(
+            DraftingPoint("draft", b, k, c, b * k + c / 100) for b in (1, 4) for k in (1, 3) for c in (100, 400)
+        ),
+        drafter_seconds={"ngram": 0.5, "eagle3": 0.25},
+        prefill_token_seconds=1e-5,
+        prefill_pair_seconds=1e-9,
+        prefill_step_seconds=0.01,
+        log_deviation=0.1,
+        memory=Memory(80e9, 16e9, 131072.0, {"draft": (2e9, 32768.0)}),
+        conditions={"gpu": "H100"},
+    )
+
+
 def test_a_cost_file_comes_back(tmp_path):
     path = tmp_path / "cost.json"
-    path.write_text(json.dumps(table().to_json()))
-    assert read_cost_file(path) == table()
+    path.write_text(json.dumps(cost_document(whole_table())))
+    assert read_cost_file(path) == whole_table()
+
+
+def test_drafting_is_linear_between_points_and_by_sequence_or_token_in_the_short_form():
+    at = np.array([2.0]), np.array([2.0]), np.array([200.0])
+    cost = whole_table()
+    assert cost.drafting_seconds(["draft"], *at, by_token=True).item() == pytest.approx(2 * 2 + 2.0)
+    assert cost.drafting_seconds(["ngram"], *at, by_token=False).item() == pytest.approx(0.5 * 2)
+    assert cost.drafting_seconds(["eagle3"], *at, by_token=True).item() == pytest.approx(0.25 * 2 * 2)
+    assert cost.drafting_seconds(["other"], *at, by_token=True).item() == 0
+    assert cost.knows(["other", "draft"])
+    assert not cost.knows(["other"])
+    with_drafts = cost.step_cost(["draft"], 2, by_token=True).drafting_seconds
+    assert with_drafts == pytest.approx(np.array([[3.0, 6.0], [9.0, 12.0]]))
+
+
+def test_what_does_not_fit_leaves_no_room_for_caches():
+    memory = whole_table().memory
+    assert memory.kv_capacity_tokens() == pytest.approx(64e9 / 131072)
+    assert memory.kv_capacity_tokens(["draft"]) == pytest.approx(62e9 / (131072 + 32768))
+    assert Memory(10e9, 16e9, 1.0).kv_capacity_tokens() == 0
+
+
+def test_step_times_come_from_csv(tmp_path):
+    path = tmp_path / "cost.csv"
+    path.write_text(
+        "\ufeffBatch,query_tokens,context,seconds,drafter,depth,note\n"
+        "1,1,0,0.01,,,\n1,4,0,0.02,,,warm\n\n1,,0,0.003,ngram,3,\n"
+    )
+    cost = read_cost_file(path)
+    assert [p.seconds for p in cost.points] == [0.01, 0.02]
+    assert cost.drafting == (DraftingPoint("ngram", 1, 3, 0, 0.003),)
+    path.write_text("batch,query_tokens,context\n1,1,1\n")
+    with pytest.raises(SpecprobeError, match=r"cost\.csv: no column seconds"):
+        read_cost_file(path)
+    path.write_text("batch,query_tokens,context,seconds\n1,x,1,0.1\n")
+    with pytest.raises(SpecprobeError, match="line 2: query_tokens 'x'"):
+        read_cost_file(path)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +146,7 @@ def test_a_cost_file_comes_back(tmp_path):
 )
 def test_a_wrong_cost_file_is_refused_by_what_is_wrong(change, said, tmp_path):
     path = tmp_path / "cost.json"
-    path.write_text(json.dumps(table().to_json() | change))
+    path.write_text(json.dumps(cost_document(table()) | change))
     with pytest.raises(SpecprobeError, match=said) as refused:
         read_cost_file(path)
     assert str(path) in str(refused.value)
