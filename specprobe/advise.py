@@ -19,6 +19,7 @@ from specprobe.profiles import resolve_profile
 from specprobe.progress import Stages
 from specprobe.recommend import Recommendation, recommend
 from specprobe.run import ResponseRecord, Run
+from specprobe.speedup import cost_keys
 from specprobe.temperature_verdicts import TemperatureVerdicts, by_temperature
 
 if TYPE_CHECKING:
@@ -29,17 +30,43 @@ if TYPE_CHECKING:
 TIMINGS_SCHEMA = "specprobe.timings/2"
 MOST_CONCURRENCIES = 32
 LARGEST_CONCURRENCY = 2**20
+MOST_DEVICES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class CostOptions:
-    """Where the cost comes from: a file, or the target timed on a device."""
+    """Where the cost comes from: a file, the roofline of a GPU that need not be here, or the target timed on a device.
+
+    `target`: the model, where it is not the run's own; `dtype`: its precision on the device, or with `gpu` how its
+    weights are stored there (fp8, awq ...). `devices`: over how many GPUs it is split.
+    """
 
     file: Path | None = None
+    gpu: str | None = None
+    devices: int | None = None
     target: str | None = None
     dtype: str | None = None
     device: str | None = None
     remeasure: bool = False
+
+    def __post_init__(self) -> None:
+        timing = {"--device": self.device, "--remeasure": self.remeasure or None}
+        model = {"--target": self.target, "--dtype": self.dtype}
+        if self.file is not None:
+            without = {"--gpu": self.gpu, "--tp": self.devices, **model, **timing}
+            _refuse("--cost", "with a cost file nothing is timed or predicted", without)
+        elif self.gpu is not None:
+            _refuse("--gpu", "what another machine would take is predicted, not timed", timing)
+        elif self.devices is not None:
+            raise SpecprobeError("--tp: is how many of --gpu share the target; name the GPU, for example --gpu h200")
+        if self.devices is not None and not 1 <= self.devices <= MOST_DEVICES:
+            raise SpecprobeError(f"--tp {self.devices}: must be from 1 to {MOST_DEVICES}")
+
+
+def _refuse(option: str, why: str, others: Mapping[str, object]) -> None:
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise SpecprobeError(f"{option}: {why}; leave {' and '.join(given)} out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +98,6 @@ def advise(
         raise SpecprobeError(f"--concurrency: name 1 to {MOST_CONCURRENCIES} numbers, for example 1,8,64")
     if not 1 <= min(concurrencies) <= max(concurrencies) <= LARGEST_CONCURRENCY:
         raise SpecprobeError(f"--concurrency: numbers from 1 to {LARGEST_CONCURRENCY}, for example 1,8,64")
-    timing_options = (cost_options.target, cost_options.dtype, cost_options.device, cost_options.remeasure or None)
-    if cost_options.file is not None and any(option is not None for option in timing_options):
-        raise SpecprobeError(
-            "--cost: with a cost file nothing is timed; leave --target, --dtype, --device and --remeasure out"
-        )
     _check_engine(run, engine)
     if not run.temperatures:
         raise SpecprobeError("recommend: the run holds no responses; analyze again")
@@ -90,11 +112,7 @@ def advise(
             f"recommend: the run holds no rounds at temperature {temperature:g} (no response is longer than one "
             "token); analyze more"
         )
-    cost = (
-        read_cost_file(cost_options.file)
-        if cost_options.file is not None
-        else _measured(run, cost_options, sorted(set(concurrencies)), run.responses_at(temperature), stages)
-    )
+    cost = _cost(run, cost_options, sorted(set(concurrencies)), run.responses_at(temperature), stages)
     wanted = list(dict.fromkeys(concurrencies))
     asked = recommend(run, temperature, cost, wanted)
     others = [recommend(run, value, cost, wanted) for value in _decidable(run) if value != temperature]
@@ -122,6 +140,47 @@ def _check_engine(run: Run, engine: str | None) -> None:
             f"--engine {engine}: the run was replayed by the rules of {run.engine_profile}; "
             f"run `specprobe analyze ... --engine {engine}` first"
         )
+
+
+def _cost(
+    run: Run, options: CostOptions, concurrencies: list[int], lengths: ResponseRecord, stages: Stages
+) -> CostTable:
+    if options.file is not None:
+        return read_cost_file(options.file)
+    if options.gpu is not None:
+        return _predicted(run, options.gpu, options, concurrencies, lengths)
+    return _measured(run, options, concurrencies, lengths, stages)
+
+
+def _predicted(
+    run: Run, gpu: str, options: CostOptions, concurrencies: Sequence[int], lengths: ResponseRecord
+) -> CostTable:
+    """The roofline of the run's target on GPUs that need not be here, under the engine that was replayed."""
+    from specprobe.hardware import find_hardware
+    from specprobe.model_shape import shape_of
+    from specprobe.roofline import Deployment, engine_overhead
+    from specprobe.roofline_cost import drafter_of, roofline_cost
+    from specprobe.shapes import quantisation_of
+
+    hardware = find_hardware(gpu)
+    name = options.target or (run.target or {}).get("name")
+    if name is None:
+        raise SpecprobeError("recommend: the run names no target; say with --target which model --gpu is to serve")
+    shape = shape_of(name)
+    quantisation = quantisation_of(options.dtype or "", shape)
+    engine = engine_overhead(run.engine_profile)
+    deployment = Deployment(shape, quantisation, hardware, options.devices or 1, engine)
+    found = {cost_keys(acceptance)[0]: drafter_of(acceptance, deployment) for acceptance in run.results}
+    longest = int((lengths.prompt_tokens + lengths.output_tokens).max())
+    batches = {2**i for i in range(32) if 2**i <= max(concurrencies)} | set(concurrencies)
+    contexts = {4**i for i in range(2, 32) if 4**i <= 4 * longest} | {max(1, round(lengths.mean_context))}
+    return roofline_cost(
+        deployment,
+        {key: drafter for key, drafter in found.items() if drafter is not None},
+        max(acceptance.depth for acceptance in run.results),
+        sorted(batches),
+        sorted(contexts),
+    )
 
 
 def _measured(

@@ -285,7 +285,15 @@ def recommend(
         str, typer.Option("--concurrency", help="Requests in flight: one or more, such as 1,8,64.")
     ] = "1",
     cost: Annotated[
-        Path | None, typer.Option("--cost", help="A cost file. Default: measure the target on this device.")
+        Path | None,
+        typer.Option("--cost", help="A cost file, JSON or CSV. Default: measure the target on this device."),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", help="Predict the cost on this GPU, which need not be here: h100, a100-40gb, rtx4090."),
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option("--tp", help="How many of --gpu share the target. Default: 1.", show_default=False)
     ] = None,
     temperature: Annotated[
         float | None,
@@ -298,9 +306,16 @@ def recommend(
         str | None, typer.Option("--engine", help="Must be the engine that was replayed; checked.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option("--target", help="The target to time, where the run names none.")
+        str | None, typer.Option("--target", help="The target to time or predict. Default: the run's own.")
     ] = None,
-    dtype: DtypeOption = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            help="Of the timed target: as analyze takes it. With --gpu, how its weights are stored: bf16, fp8, "
+            "awq-int4, nvfp4, gguf-q4_k_m. Default: as its checkpoint says.",
+        ),
+    ] = None,
     device: DeviceOption = None,
     remeasure: Annotated[bool, typer.Option("--remeasure", help="Time again instead of using kept timings.")] = False,
     as_json: JsonOption = False,
@@ -312,7 +327,9 @@ def recommend(
     from specprobe.run_files import last_run
 
     run = load_run(run_file or last_run())
-    cost_options = CostOptions(file=cost, target=target, dtype=dtype, device=device, remeasure=remeasure)
+    cost_options = CostOptions(
+        file=cost, gpu=gpu, devices=devices, target=target, dtype=dtype, device=device, remeasure=remeasure
+    )
     advice = advise(
         run,
         concurrencies=_numbers(concurrency, "--concurrency", int),

@@ -91,6 +91,7 @@ class CostTable:
 
     `drafting`: on a full grid of batch x depth x context of its own for each drafter in it. `drafter_seconds` is the
     short form: seconds per sequence of a round, for a model of each drafted token.
+    `drafter_prefill_seconds`: what a drafter adds to the prefill of each prompt token.
     `prefill_token_seconds`: what a prompt token adds to a step; `prefill_pair_seconds`: what it adds for each token of
     its prompt before it; `prefill_step_seconds`: a step that only prefills, besides (None: the shortest round).
     `log_deviation`: the standard deviation of log(speed-up) that the source itself is known to err by, 0 for timings.
@@ -102,6 +103,7 @@ class CostTable:
     points: tuple[CostPoint, ...]
     drafting: tuple[DraftingPoint, ...] = ()
     drafter_seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    drafter_prefill_seconds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     prefill_token_seconds: float = 0.0
     prefill_pair_seconds: float = 0.0
     prefill_step_seconds: float | None = None
@@ -167,6 +169,10 @@ class CostTable:
         """The names of the drafters whose time it has."""
         return {*self.drafter_seconds, *self._by_drafter()}
 
+    def drafter_prefill(self, keys: Sequence[str]) -> float:
+        """What the drafter of one of these names adds to the prefill of a prompt token."""
+        return next((self.drafter_prefill_seconds[key] for key in keys if key in self.drafter_prefill_seconds), 0.0)
+
     def drafting_seconds(
         self, keys: Sequence[str], batches: Floats, depths: Floats, contexts: Floats, *, by_token: bool
     ) -> Floats:
@@ -203,7 +209,7 @@ class CostTable:
             contexts=contexts,
             seconds=seconds.reshape(shape),
             drafting_seconds=drafting,
-            prefill_token_seconds=self.prefill_token_seconds,
+            prefill_token_seconds=self.prefill_token_seconds + (self.drafter_prefill(keys) if depth else 0.0),
             prefill_pair_seconds=self.prefill_pair_seconds,
             prefill_step_seconds=float(seconds.min()) if floor is None else floor,
         )

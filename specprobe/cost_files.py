@@ -52,21 +52,20 @@ def cost_document(cost: CostTable) -> dict[str, Any]:
             "drafters": {name: list(sizes) for name, sizes in memory.drafters.items()},
         },
         "drafter_seconds": dict(cost.drafter_seconds),
+        "drafter_prefill_seconds": dict(cost.drafter_prefill_seconds),
         "drafting": [asdict(point) for point in cost.drafting],
         "points": [asdict(point) for point in cost.points],
     }
 
 
 def _cost_from_json(document: Mapping[str, Any]) -> CostTable:
-    drafters = _object(document, "drafter_seconds")
     floor = document.get("prefill_step_seconds")
     return CostTable(
         source="file",
         points=tuple(read_point(row, number) for number, row in enumerate(_list(document, "points"), 1)),
         drafting=tuple(read_drafting(row, number) for number, row in enumerate(_list(document, "drafting", []), 1)),
-        drafter_seconds={
-            str(name): read_seconds(value, f"drafter_seconds[{name!r}]") for name, value in drafters.items()
-        },
+        drafter_seconds=_seconds_by_name(document, "drafter_seconds"),
+        drafter_prefill_seconds=_seconds_by_name(document, "drafter_prefill_seconds"),
         prefill_token_seconds=read_seconds(document.get("prefill_token_seconds", 0.0), "prefill_token_seconds"),
         prefill_pair_seconds=read_seconds(document.get("prefill_pair_seconds", 0.0), "prefill_pair_seconds"),
         prefill_step_seconds=None if floor is None else read_seconds(floor, "prefill_step_seconds"),
@@ -179,6 +178,10 @@ def _memory(value: Any) -> Memory | None:
             for name, sizes in drafters.items()
         },
     )
+
+
+def _seconds_by_name(document: Mapping[str, Any], key: str) -> dict[str, float]:
+    return {str(name): read_seconds(value, f"{key}[{name!r}]") for name, value in _object(document, key).items()}
 
 
 def _object(document: Mapping[str, Any], key: str) -> dict[str, Any]:

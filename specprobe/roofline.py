@@ -103,6 +103,13 @@ class Deployment:
         """Whether the weights fit, with a tenth of the memory left for KV and activations."""
         return self.shape.storage_bytes(self.quantisation) <= 0.9 * self.devices * self.hardware.memory_bytes
 
+    @property
+    def kv_copies(self) -> float:
+        """How often the caches are held: latent attention and few KV heads cannot be split over all devices."""
+        if self.shape.kv_lora_rank:
+            return float(self.ways)
+        return max(1.0, self.ways / max(self.shape.kv_heads, 1))
+
     def with_shape(self, shape: Shape, quantisation: Quantisation) -> Deployment:
         """Another model on the same devices."""
         return replace(self, shape=shape, quantisation=quantisation)
@@ -194,15 +201,12 @@ def forward_seconds(deployment: Deployment, sequences: float, query_tokens: floa
     tokens = sequences * query_tokens
     touched = experts_touched(shape, sequences, query_tokens, efficiencies.expert_independence)
     readers = tokens if overhead.expands_batch else sequences
-    # Latent attention and few KV heads are copied to every device where they cannot be split.
-    copies = max(1.0, deployment.ways / max(shape.kv_heads, 1)) if not shape.kv_lora_rank else float(deployment.ways)
-    kv_seconds = readers * shape.kv_bytes(context) * copies / deployment.bandwidth_bytes_per_second
+    kv_seconds = readers * shape.kv_bytes(context) * deployment.kv_copies / deployment.bandwidth_bytes_per_second
     always = shape.weight_bytes(deployment.quantisation, 0)
     routed = shape.weight_bytes(deployment.quantisation, touched) - always
     slower = efficiencies.bandwidth / efficiencies.expert_bandwidth
     weight_seconds = (always + routed * slower) / deployment.bandwidth_bytes_per_second
-    whole_layers = shape.layers if shape.kv_layers is None else shape.kv_layers
-    attention = 4.0 * shape.heads * shape.head_dim * context * whole_layers
+    attention = shape.attention_operations * context
     matrix_seconds = 2 * shape.active_parameters * tokens / deployment.flops_per_second
     # One kernel reads the cache while it multiplies: the slower of the two counts.
     attention_seconds = max(kv_seconds, tokens * attention / deployment.flops_per_second)
@@ -260,11 +264,16 @@ def round_seconds(deployment: Deployment, drafter: Drafter, draft: Draft, sequen
 
     Drafters without a model draft only where they find a match: `ngram_coverage` of the rounds.
     """
-    overhead = deployment.overhead
     coverage = deployment.efficiencies.ngram_coverage if drafter.kind == "none" else 1.0
     verify = step_seconds(deployment, sequences, 1 + coverage * draft.tokens, context)
+    return verify + added_seconds(deployment, drafter, draft, sequences, context)
+
+
+def added_seconds(deployment: Deployment, drafter: Drafter, draft: Draft, sequences: float, context: float) -> float:
+    """What a speculative round takes beyond its verification: drafting, accepting and rolling back."""
+    overhead = deployment.overhead
     accepting = overhead.round + sequences * overhead.round_sequence + (overhead.tree if draft.width > 1 else 0.0)
-    return verify + accepting + drafting_seconds(deployment, drafter, draft, sequences, context)
+    return accepting + drafting_seconds(deployment, drafter, draft, sequences, context)
 
 
 def cost_points(

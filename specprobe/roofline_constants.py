@@ -28,6 +28,8 @@ class Efficiencies:
     own benchmarks. interconnect: share of the link's data sheet for the bytes themselves.
     ngram_coverage: share of rounds in which prompt lookup finds a match to draft from; between 0.4 and 1 by workload.
     default_context: KV tokens of a sequence where a table does not say.
+    memory: share of a device's memory that an engine takes (vLLM's gpu_memory_utilization is 0.9 to 0.92);
+    reserved_bytes: of these, what activations, graphs and buffers of a device hold (1 to 4 GB at start-up of vLLM).
     """
 
     bandwidth: float = 0.9
@@ -39,6 +41,8 @@ class Efficiencies:
     interconnect: float = 0.7
     ngram_coverage: float = 0.8
     default_context: float = 512.0
+    memory: float = 0.9
+    reserved_bytes: float = 2e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,10 @@ class Overhead:
 
 
 EFFICIENCIES = Efficiencies()
+
+# The standard deviation of log(predicted / measured speed-up) that stands for the median absolute errors over the
+# published cells of today's engines (docs/validation.md): 9.2 % cold, of a normal error 0.67 deviations.
+COLD_LOG_DEVIATION = 0.136
 
 # vllm, sglang: CUDA graphs, so a layer costs a dozen kernels of about a microsecond of gap each; scheduling mostly
 # overlapped; a speculative round waits for the accepted counts (a millisecond with drafter and sampler, as

@@ -158,6 +158,11 @@ class Shape:
         embeddings = 0.0 if self.tied else float(self.hidden) * self.vocab
         return self.dense_parameters + routed + self.head_parameters + embeddings
 
+    @property
+    def attention_operations(self) -> float:
+        """Of one token for each token of its context: scores and weighted values of the layers that keep it all."""
+        return 4.0 * self.heads * self.head_dim * (self.layers if self.kv_layers is None else self.kv_layers)
+
     def kv_bytes(self, context: float) -> float:
         """Bytes of KV cache that one sequence of this context keeps, and reads at each step."""
         if self.kv_lora_rank:
@@ -256,9 +261,31 @@ def shape_from_config(config: Mapping[str, object], name: str = "") -> Shape:
         window=number("sliding_window", default=0),
         window_layers=sum(kind == "sliding_attention" for kind in listed),
         draft_vocab=number("draft_vocab_size", default=0),
+        native_quantization=_configured_quantisation(config.get("quantization_config")),
         verified=True,
         source="configuration file",
     )
+
+
+def _configured_quantisation(config: object) -> str:
+    """The name of the quantisation that a checkpoint's `quantization_config` describes, empty without one."""
+    if not isinstance(config, Mapping):
+        return ""
+    method = str(config.get("quant_method", "")).lower()
+    groups = config.get("config_groups")
+    weights: object = None
+    if isinstance(groups, Mapping) and groups:
+        group = next(iter(groups.values()))
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+    if isinstance(weights, Mapping):
+        # compressed-tensors: bits and kind of number of each group of layers; one group in nearly all checkpoints.
+        kinds = {"float": {8: "fp8", 4: "nvfp4"}, "int": {8: "int8", 4: "int4"}}
+        return kinds.get(str(weights.get("type")), {}).get(weights.get("num_bits", 0), "")
+    if method in ("fp8", "mxfp4", "modelopt", "fbgemm_fp8"):
+        return str(config.get("quant_algo", "fp8")).lower() if method == "modelopt" else method
+    if method == "bitsandbytes":
+        return "int4" if config.get("load_in_4bit") else "int8"
+    return f"{config.get('bits', 4)}bit" if method in ("gptq", "awq") else ""
 
 
 def _keys(name: str) -> list[str]:

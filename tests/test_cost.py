@@ -67,6 +67,7 @@ def whole_table() -> CostTable:
             DraftingPoint("draft", b, k, c, b * k + c / 100) for b in (1, 4) for k in (1, 3) for c in (100, 400)
         ),
         drafter_seconds={"ngram": 0.5, "eagle3": 0.25},
+        drafter_prefill_seconds={"draft": 1e-6},
         prefill_token_seconds=1e-5,
         prefill_pair_seconds=1e-9,
         prefill_step_seconds=0.01,
