@@ -9,6 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from specprobe.arrivals import poisson_arrivals, read_trace
 from specprobe.cost import CostPoint, CostTable
 from specprobe.cost_files import read_cost_file, read_point, read_seconds
 from specprobe.drafters import MODEL_FREE, Drafter, HybridSpec, ModelSpec, parse_drafter
@@ -17,8 +21,10 @@ from specprobe.notices import inert
 from specprobe.paths import state_folder, write_private
 from specprobe.profiles import resolve_profile
 from specprobe.progress import Stages
-from specprobe.recommend import Recommendation, recommend
+from specprobe.recommend import Preference, Recommendation, recommend
+from specprobe.recommendation_document import recommendation_document
 from specprobe.run import ResponseRecord, Run
+from specprobe.serving import Traffic
 from specprobe.speedup import cost_keys
 from specprobe.temperature_verdicts import TemperatureVerdicts, by_temperature
 
@@ -29,7 +35,14 @@ if TYPE_CHECKING:
 
 TIMINGS_SCHEMA = "specprobe.timings/2"
 MOST_CONCURRENCIES = 32
-LARGEST_CONCURRENCY = 2**20
+# More than a replica of any engine runs at once; the simulation takes seconds there.
+LARGEST_CONCURRENCY = 8192
+MOST_DOLLARS = 1e6
+SLOWEST_RATE, FASTEST_RATE = 1e-3, 1e5
+# Enough for the queue to show what it does, and no more than seconds of simulation for each depth.
+FEWEST_ARRIVALS, MOST_ARRIVALS = 1000, 5000
+# Batches that arrivals may lead to: what is timed for them, or predicted.
+ARRIVAL_BATCHES = (1, 4, 16, 64, 256)
 MOST_DEVICES = 1024
 
 
@@ -63,6 +76,27 @@ class CostOptions:
             raise SpecprobeError(f"--tp {self.devices}: must be from 1 to {MOST_DEVICES}")
 
 
+@dataclass(frozen=True, slots=True)
+class ArrivalOptions:
+    """Requests that come by the clock: so many a second, at random, or at the times of a trace."""
+
+    rate: float | None = None
+    trace: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.rate is None) == (self.trace is None):
+            raise SpecprobeError("--rate and --trace: both say when requests come; give one")
+        if self.rate is not None and not SLOWEST_RATE <= self.rate <= FASTEST_RATE:
+            raise SpecprobeError(f"--rate {self.rate:g}: requests a second, from {SLOWEST_RATE:g} to {FASTEST_RATE:g}")
+
+    def seconds(self, num_responses: int) -> NDArray[np.float64]:
+        """When requests arrive, rising; those of the log are served over and over."""
+        if self.trace is not None:
+            return read_trace(self.trace).arrival_seconds[:MOST_ARRIVALS]
+        num_requests = min(max(num_responses, FEWEST_ARRIVALS), MOST_ARRIVALS)
+        return poisson_arrivals(self.rate or FASTEST_RATE, num_requests)
+
+
 def _refuse(option: str, why: str, others: Mapping[str, object]) -> None:
     given = [name for name, value in others.items() if value is not None]
     if given:
@@ -78,10 +112,7 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """The `specprobe.recommendation/1` document."""
-        return {
-            **self.recommendation.to_json(),
-            "by_temperature": [verdicts.to_json() for verdicts in self.temperatures],
-        }
+        return recommendation_document(self.recommendation, self.temperatures)
 
 
 def advise(
@@ -92,8 +123,17 @@ def advise(
     engine: str | None,
     cost_options: CostOptions,
     stages: Stages,
+    prefer: Preference = "simple",
+    gpu_price: float | None = None,
+    arrivals: ArrivalOptions | None = None,
 ) -> Advice:
-    """The recommendation for one of the run's temperatures, and the verdicts at all of them."""
+    """The recommendation for one of the run's temperatures, and the verdicts at all of them.
+
+    `gpu_price`: dollars for an hour of one GPU. `arrivals`: requests come by the clock, and `concurrencies` are not
+    asked.
+    """
+    if gpu_price is not None and not 0 < gpu_price <= MOST_DOLLARS:
+        raise SpecprobeError(f"--gpu-price {gpu_price:g}: dollars for an hour of one GPU, above 0")
     if not concurrencies or len(set(concurrencies)) > MOST_CONCURRENCIES:
         raise SpecprobeError(f"--concurrency: name 1 to {MOST_CONCURRENCIES} numbers, for example 1,8,64")
     if not 1 <= min(concurrencies) <= max(concurrencies) <= LARGEST_CONCURRENCY:
@@ -112,14 +152,23 @@ def advise(
             f"recommend: the run holds no rounds at temperature {temperature:g} (no response is longer than one "
             "token); analyze more"
         )
-    cost = _cost(run, cost_options, sorted(set(concurrencies)), run.responses_at(temperature), stages)
-    wanted = list(dict.fromkeys(concurrencies))
-    asked = recommend(run, temperature, cost, wanted)
-    others = [recommend(run, value, cost, wanted) for value in _decidable(run) if value != temperature]
+    batches = sorted(set(concurrencies)) if arrivals is None else list(ARRIVAL_BATCHES)
+    cost = _cost(run, cost_options, batches, run.responses_at(temperature), stages)
+    traffics = (
+        [Traffic(concurrency) for concurrency in dict.fromkeys(concurrencies)]
+        if arrivals is None
+        else [Traffic(arrival_seconds=arrivals.seconds(len(run.responses_at(temperature).ids)))]
+    )
+    dollars = None if gpu_price is None else gpu_price * (cost_options.devices or 1)
+    found = [
+        recommend(run, value, cost, traffics, prefer=prefer, dollars_per_hour=dollars)
+        for value in (temperature, *(other for other in _decidable(run) if other != temperature))
+    ]
+    asked = found[0]
     # What limits a verdict at another temperature limits where it turns.
-    notices = tuple(dict.fromkeys(notice for found in (asked, *others) for notice in found.notices))
+    notices = tuple(dict.fromkeys(notice for one in found for notice in one.notices))
     same_requests = not run.settings.get("temperatures_from_log")
-    return Advice(replace(asked, notices=notices), by_temperature([asked, *others], same_requests=same_requests))
+    return Advice(replace(asked, notices=notices), by_temperature(found, same_requests=same_requests))
 
 
 def _decidable(run: Run) -> list[float]:

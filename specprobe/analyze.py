@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specprobe.acceptance import Acceptance
-from specprobe.checks import check_acceptance, check_responses
+from specprobe.checks import check_acceptance, check_responses, is_degenerate_loop
 from specprobe.drafters import DraftContext, Limits, Parsed, is_model_free, parse_drafter
 from specprobe.drafting import open_all, replay_all
 from specprobe.entropy import summarize_entropy
@@ -149,6 +149,7 @@ def _responses_record(found: TrajectorySet, temperature: float, source: str) -> 
         samples=np.array([trajectory.sample for trajectory in works], dtype=np.int32),
         groups=groups if any(groups) else None,
         entropy=summarize_entropy([t.entropy for t in works if t.entropy is not None]),
+        looping=sum(is_degenerate_loop(trajectory.output_ids) for trajectory in works),
     )
 
 

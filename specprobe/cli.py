@@ -48,6 +48,13 @@ class DraftSamplingChoice(StrEnum):
     both = "both"
 
 
+class PreferChoice(StrEnum):
+    """What to weigh a gain against."""
+
+    simple = "simple"
+    fast = "fast"
+
+
 class ResponsesChoice(StrEnum):
     """Where responses come from."""
 
@@ -318,10 +325,26 @@ def recommend(
     ] = None,
     device: DeviceOption = None,
     remeasure: Annotated[bool, typer.Option("--remeasure", help="Time again instead of using kept timings.")] = False,
+    prefer: Annotated[
+        PreferChoice,
+        typer.Option("--prefer", help="simple: the easiest to adopt of those within 5 % of the fastest; or fast."),
+    ] = PreferChoice.simple,
+    gpu_price: Annotated[
+        float | None,
+        typer.Option("--gpu-price", help="Dollars for an hour of one GPU; gives dollars per million output tokens."),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", help="Requests a second, at random times, instead of a concurrency."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", help="When requests come: a trace in Mooncake, Azure or BurstGPT form."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """The verdict for a concurrency: speculate or not, with which drafter and how many draft tokens."""
-    from specprobe.advise import CostOptions, advise
+    from specprobe.advise import ArrivalOptions, CostOptions, advise
     from specprobe.progress import OnStderr
     from specprobe.run_document import load_run
     from specprobe.run_files import last_run
@@ -337,12 +360,15 @@ def recommend(
         engine=engine,
         cost_options=cost_options,
         stages=OnStderr(),
+        prefer=prefer.value,
+        gpu_price=gpu_price,
+        arrivals=None if rate is None and trace is None else ArrivalOptions(rate, trace),
     )
     if as_json:
         _print_json(advice.to_json())
         _warn_on_stderr(advice.recommendation.notices)
     else:
-        from specprobe.report import render_advice
+        from specprobe.recommend_report import render_advice
 
         _print(render_advice(advice))
 

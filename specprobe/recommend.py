@@ -1,4 +1,4 @@
-"""From acceptance and cost to a verdict: does speculation pay at this concurrency, with which drafter and depth?"""
+"""From acceptance and cost to a verdict: does speculation pay on this traffic, with which drafter and depth?"""
 
 from __future__ import annotations
 
@@ -7,51 +7,43 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specprobe.acceptance import Acceptance
+from specprobe.candidates import Option, candidates, is_of
 from specprobe.cost import CostTable
 from specprobe.drafters import MODEL_FREE
 from specprobe.errors import SpecprobeError
 from specprobe.export import Schedule, engine_config
-from specprobe.interval import LEVEL
 from specprobe.notices import Notice, inert
 from specprobe.profiles import resolve_profile
+from specprobe.refusals import is_broken, matches_exactly, undecidable
 from specprobe.run import ResponseRecord, Run
-from specprobe.speedup import (
-    DEPTH_TOLERANCE,
-    Option,
-    Speedup,
-    best_depth,
-    cost_keys,
-    depth_options,
-    has_cost,
-    summed_counts,
-)
+from specprobe.serving import Served, Serving, Traffic
+from specprobe.speedup import DEPTH_TOLERANCE, Speedup, best_depth, cost_keys, has_cost, speedup_counts
 
-SCHEMA = "specprobe.recommendation/1"
 # Less is not worth a flag, a deployment and a second thing to watch; published results scatter by as much.
 WORTHWHILE_SPEEDUP = 1.05
 # No engine runs more sequences at once by default, and a longer table helps nobody.
 LARGEST_SCHEDULED_BATCH = 1024
+# Where the last quarter of the requests waits twice as long as the first, the queue grows as long as they come.
+GROWING_QUEUE = 2.0
 VerdictName = Literal["speculate", "dont", "close"]
+Preference = Literal["simple", "fast"]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer at one concurrency. `options` are all that were considered, best first.
+    """The answer for one traffic. `options` are all that were considered, the best first, then the fastest.
 
-    `export`: the engine's settings for the best; empty where it should not be switched on.
+    `concurrency`: requests in flight, as asked for or, for arrivals by the clock, as they are without speculation.
+    `plain`: the server without speculation. `export`: the engine's settings for the best; empty where it should not be
+    switched on.
     """
 
     concurrency: int
     verdict: VerdictName
     best: Option
-    baseline_round_seconds: float
+    plain: Served
     options: tuple[Option, ...]
     export: Mapping[str, Any]
-
-    @property
-    def baseline_tokens_per_second(self) -> float:
-        """Output tokens per second of all requests together, without speculation."""
-        return self.concurrency / self.baseline_round_seconds
 
     @property
     def runner_up(self) -> Option | None:
@@ -61,12 +53,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Verdicts for all concurrencies asked for, and what follows for the engine.
+    """Verdicts for all traffics asked for, and what follows for the engine.
 
     `schedule`: rows (first batch, last batch, depth) for `scheduled_drafter`, 0 for off, over the batches the
     cost table covers. `export`: the engine's settings for the first verdict to speculate.
     `crossover_concurrency`: from here to the largest batch of the cost table no option is faster than not speculating;
-    None where one still is at the largest.
+    None where one still is at the largest. `undecided`: why nothing was decided; all verdicts are `close` then.
+    `dollars_per_hour`: of all GPUs together, None where no price was given.
     """
 
     cost: CostTable
@@ -78,47 +71,48 @@ class Recommendation:
     schedule: Schedule
     export: Mapping[str, Any]
     notices: tuple[Notice, ...]
+    undecided: Notice | None = None
+    dollars_per_hour: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """The `specprobe.recommendation/1` document."""
-        return {
-            "schema": SCHEMA,
-            "cost_source": self.cost.source,
-            "cost": {"conditions": dict(self.cost.conditions), **self.cost.quality()},
-            "engine_profile": self.engine_profile,
-            "temperature": self.temperature,
-            "by_concurrency": [_verdict_json(verdict) for verdict in self.by_concurrency],
-            "crossover_concurrency": self.crossover_concurrency,
-            "schedule_drafter": self.scheduled_drafter,
-            "schedule": [list(row) for row in self.schedule],
-            "export": dict(self.export),
-            "warnings": [{"code": notice.code, "message": notice.message} for notice in self.notices],
-        }
+    def dollars_per_million_tokens(self, served: Served) -> float | None:
+        """Of output, while the server is as busy as this traffic keeps it; None without a price."""
+        if self.dollars_per_hour is None:
+            return None
+        return self.dollars_per_hour / 3600 / served.output_tokens_per_second * 1e6
 
 
-def recommend(run: Run, temperature: float, cost: CostTable, concurrencies: Sequence[int]) -> Recommendation:
+def recommend(
+    run: Run,
+    temperature: float,
+    cost: CostTable,
+    traffics: Sequence[Traffic],
+    *,
+    prefer: Preference = "simple",
+    dollars_per_hour: float | None = None,
+) -> Recommendation:
     """Verdicts from the replays of one of the run's temperatures.
 
+    `prefer`: `simple` takes the drafter that is easiest to adopt of those within WORTHWHILE_SPEEDUP of the fastest.
     Raises SpecprobeError where there is nothing to decide on: no result, or no round in any of them.
     """
     lengths = run.responses_at(temperature)
     with_rounds = [a for a in run.results if a.temperature == temperature and a.rounds.any()]
     if not with_rounds:
         raise SpecprobeError("recommend: the run holds no rounds (no response is longer than one token); analyze more")
-    offered = resolve_profile(run.engine_profile).drafters
     costed = [a for a in with_rounds if has_cost(a, cost)]
-    # What the engine cannot run is no answer, unless nothing else was replayed; a user's own class may be its plugin.
-    acceptances = [a for a in costed if a.drafter in offered or a.drafter == "python"] or costed
-    left_out = list(dict.fromkeys(a.label for a in costed if not any(a is kept for kept in acceptances)))
     uncosted = list(dict.fromkeys(cost_keys(a)[0] for a in with_rounds if not has_cost(a, cost)))
-    if not acceptances:
+    if not costed:
         raise SpecprobeError(f"recommend: {_no_drafting_time(uncosted)}")
+    acceptances, left_out = _judged(costed, run.engine_profile)
+    undecided = undecidable(lengths, acceptances, run.engine_profile)
     by_batch = [_depth_by_batch(acceptance, lengths, cost) for acceptance in acceptances]
     schedules = [_rows(depths) for depths in by_batch]
-    verdicts = tuple(_verdict(run, acceptances, schedules, cost, lengths, concurrency) for concurrency in concurrencies)
+    verdicts = tuple(
+        _verdict(run, acceptances, schedules, cost, lengths, traffic, prefer, undecided) for traffic in traffics
+    )
     # What is scheduled and exported for all is what the first verdict to speculate wants, else the largest gain.
     leading = next((v for v in verdicts if v.verdict == "speculate"), max(verdicts, key=lambda v: v.best.speedup))
-    chosen = next(i for i, acceptance in enumerate(acceptances) if _is_of(acceptance, leading.best))
+    chosen = next(i for i, acceptance in enumerate(acceptances) if is_of(acceptance, leading.best))
     return Recommendation(
         cost=cost,
         engine_profile=run.engine_profile,
@@ -129,27 +123,44 @@ def recommend(run: Run, temperature: float, cost: CostTable, concurrencies: Sequ
         schedule=schedules[chosen],
         export=leading.export,
         notices=(
+            *([undecided] if undecided else []),
             *run.notices,
             *([Notice("no_drafting_time", _no_drafting_time(uncosted))] if uncosted else []),
-            *([_not_offered(run, left_out)] if left_out else []),
+            *left_out,
             *_unknown_keys(run, cost),
-            *_notices(acceptances, lengths, cost, concurrencies),
+            *_notices(acceptances, lengths, cost, [verdict.concurrency for verdict in verdicts]),
+            *_served_notices(verdicts, traffics),
+        ),
+        undecided=undecided,
+        dollars_per_hour=dollars_per_hour,
+    )
+
+
+def _judged(costed: Sequence[Acceptance], engine_profile: str) -> tuple[list[Acceptance], list[Notice]]:
+    """The results that a verdict may rest on, and why others are left out; all of them where none is left."""
+    offered = resolve_profile(engine_profile).drafters
+    judged, notices = list(costed), []
+    # What the engine cannot run is no answer; a user's own class may be its plugin.
+    reasons = (
+        (
+            "not_offered_left_out",
+            f"since {engine_profile} does not offer it",
+            lambda a: a.drafter not in offered and a.drafter != "python",
+        ),
+        ("broken_left_out", "since next to nothing was accepted: check the checkpoint", is_broken),
+        (
+            "exact_match_left_out",
+            f"since {engine_profile} keeps sampled drafts by exact match only",
+            lambda a: matches_exactly(a, engine_profile),
         ),
     )
-
-
-def _is_of(acceptance: Acceptance, option: Option) -> bool:
-    return (acceptance.drafter, acceptance.config, acceptance.draft_sampling) == (
-        option.drafter,
-        option.config,
-        option.draft_sampling,
-    )
-
-
-def _not_offered(run: Run, labels: Sequence[str]) -> Notice:
-    names = ", ".join(inert(label, 60) for label in labels)
-    said = f"{names}: left out of the verdict, since {run.engine_profile} does not offer it"
-    return Notice("not_offered_left_out", said)
+    for code, why, is_out in reasons:
+        kept = [acceptance for acceptance in judged if not is_out(acceptance)]
+        if kept and len(kept) < len(judged):
+            names = dict.fromkeys(inert(acceptance.label, 60) for acceptance in judged if is_out(acceptance))
+            notices.append(Notice(code, f"{', '.join(names)}: left out of the verdict, {why}"))
+            judged = kept
+    return judged, notices
 
 
 def _unknown_keys(run: Run, cost: CostTable) -> list[Notice]:
@@ -175,32 +186,47 @@ def _verdict(
     schedules: Sequence[Schedule],
     cost: CostTable,
     lengths: ResponseRecord,
-    concurrency: int,
+    traffic: Traffic,
+    prefer: Preference,
+    undecided: Notice | None,
 ) -> Verdict:
-    options = [option for acceptance in acceptances for option in depth_options(acceptance, lengths, cost, concurrency)]
+    serving = Serving(lengths, cost, traffic)
+    plain = serving.plain()
+    options = [o for a in acceptances for o in candidates(a, lengths, cost, traffic, serving, plain)]
     options.sort(key=lambda option: (-option.speedup, option.depth))
-    top = options[0]
-    as_good = [
-        option
-        for option in options
-        if (option.drafter, option.config, option.draft_sampling) == (top.drafter, top.config, top.draft_sampling)
-        and option.speedup >= top.speedup * (1 - DEPTH_TOLERANCE)
-    ]
-    best = min(as_good, key=lambda option: option.depth)
+    best = _best(options, prefer)
     options.remove(best)
     verdict = decide(best.speedup, best.low, best.high, enough_prompts=best.enough_prompts)
-    schedule = next(rows for rows, a in zip(schedules, acceptances, strict=True) if _is_of(a, best))
+    if undecided:
+        verdict = "close"
+    schedule = next(rows for rows, a in zip(schedules, acceptances, strict=True) if is_of(a, best))
     profile = resolve_profile(run.engine_profile)
     return Verdict(
-        concurrency=concurrency,
+        concurrency=traffic.concurrency or max(1, round(plain.in_flight)),
         verdict=verdict,
         best=best,
-        baseline_round_seconds=best.round_seconds / best.break_even_tokens_per_round,
+        plain=plain,
         options=(best, *options),
         export=engine_config(profile, best.drafter, best.config, best.depth, schedule, best.draft_sampling)
         if verdict == "speculate"
         else {},
     )
+
+
+def _best(options: Sequence[Option], prefer: Preference) -> Option:
+    """Of options in order of their speed-up the best drafter, at the shallowest of its depths that are as good."""
+    top = options[0]
+    if prefer == "simple":
+        near = [option for option in options if option.speedup * WORTHWHILE_SPEEDUP >= top.speedup]
+        top = min(near, key=lambda option: (option.adoption, -option.speedup))
+    as_good = [
+        option
+        for option in options
+        if option.label == top.label
+        and option.config == top.config
+        and option.speedup >= top.speedup * (1 - DEPTH_TOLERANCE)
+    ]
+    return min(as_good, key=lambda option: option.depth)
 
 
 def decide(speedup: float, low: float | None, high: float | None, *, enough_prompts: bool = True) -> VerdictName:
@@ -220,10 +246,10 @@ def decide(speedup: float, low: float | None, high: float | None, *, enough_prom
 
 def _depth_by_batch(acceptance: Acceptance, lengths: ResponseRecord, cost: CostTable) -> list[int]:
     """The drafter's depth for batches 1, 2, ... that the cost table covers; 0 where nothing is faster."""
-    sums = summed_counts(acceptance).sum(axis=0)
+    sums = speedup_counts(acceptance, lengths, cost).sum(axis=0)
     depths = []
     for batch in range(1, min(cost.batches[-1], LARGEST_SCHEDULED_BATCH) + 1):
-        depth, gain = best_depth(Speedup(acceptance, cost, lengths.mean_context, batch), sums)
+        depth, gain = best_depth(Speedup(acceptance, lengths, cost, batch)(sums))
         depths.append(depth if gain > 1 else 0)
     return depths
 
@@ -288,39 +314,23 @@ def _notices(
     return tuple(notices)
 
 
-def _verdict_json(verdict: Verdict) -> dict[str, Any]:
-    best = verdict.best
-    return {
-        "concurrency": verdict.concurrency,
-        "verdict": verdict.verdict,
-        "drafter": best.drafter,
-        "draft_sampling": best.draft_sampling,
-        "depth": best.depth,
-        "speedup": {"point": best.speedup, "low": best.low, "high": best.high, "level": LEVEL},
-        "enough_prompts": best.enough_prompts,
-        "export": dict(verdict.export),
-        "break_even_acceptance_length": best.break_even_acceptance_length,
-        "break_even_tokens_per_round": best.break_even_tokens_per_round,
-        "baseline": {
-            "output_tokens_per_second": verdict.baseline_tokens_per_second,
-            "itl_p50_ms": 1e3 * verdict.baseline_round_seconds,
-        },
-        "options": [_option_json(option) for option in verdict.options],
-    }
-
-
-def _option_json(option: Option) -> dict[str, Any]:
-    return {
-        "drafter": option.drafter,
-        "config": dict(option.config),
-        "draft_sampling": option.draft_sampling,
-        "depth": option.depth,
-        "speedup": option.speedup,
-        "interval": {"speedup": [option.low, option.high], "level": LEVEL},
-        "tokens_per_round": option.tokens_per_round,
-        "output_tokens_per_second": option.output_tokens_per_second,
-        "itl_p50_ms": 1e3 * option.p50_round_seconds,
-        "itl_p95_ms": 1e3 * option.p95_round_seconds,
-        "tpot_ms": 1e3 * option.token_seconds,
-        "request_latency_s": option.request_seconds,
-    }
+def _served_notices(verdicts: Sequence[Verdict], traffics: Sequence[Traffic]) -> list[Notice]:
+    """What a reader of the load should know: memory that runs out, a server that cannot keep up."""
+    notices = []
+    full = [v.concurrency for v in verdicts if v.plain.preemptions or v.best.served.preemptions]
+    if full:
+        notices.append(
+            Notice(
+                "kv_cache_full",
+                f"concurrency {', '.join(map(str, full))}: the KV cache runs full, so requests wait or are computed "
+                "again; fewer run at once than are in flight",
+            )
+        )
+    for verdict, traffic in zip(verdicts, traffics, strict=True):
+        if traffic.arrival_seconds is None:
+            continue
+        arms = {"without speculation": verdict.plain, "with the best option": verdict.best.served}
+        if behind := [name for name, served in arms.items() if served.latency_growth > GROWING_QUEUE]:
+            said = f"{' and '.join(behind)} the server does not keep up with these arrivals: its queue grows"
+            notices.append(Notice("overloaded", f"{said}, and latencies depend on how long that lasts"))
+    return notices

@@ -13,36 +13,27 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from specprobe.advise import Advice
 from specprobe.asked import MOST_TEMPERATURES
 from specprobe.curve import CurveFit
 from specprobe.drafters.base import ADOPTION_WORDS
-from specprobe.export import command_line
-from specprobe.interval import MIN_PROMPTS
 from specprobe.ladder import Rung
 from specprobe.notices import Notice, inert
 from specprobe.processors import Processors
-from specprobe.recommend import Recommendation, Verdict
 from specprobe.run import ResponseRecord, Run
-from specprobe.speedup import Option
 from specprobe.summary import ResultSummary, RunSummary
 from specprobe.temperature_report import (
     entropy_line,
     render_concentration,
     render_groups,
     render_temperatures,
-    render_verdicts_by_temperature,
 )
 from specprobe.units import (
-    VERDICT_STYLES,
-    VERDICT_WORDS,
     format_bar,
     format_count,
     format_interval,
     format_number,
     format_percent,
     format_plural,
-    format_seconds,
 )
 
 BAR_WIDTH = 24
@@ -305,124 +296,6 @@ def _in_one_sentence(summaries: Sequence[ResultSummary]) -> Text:
         f", {tokens_per_round:.2f}{at}. Whether that is faster depends on what a round costs: specprobe recommend "
         "--concurrency 1,8,64",
     )
-
-
-def render_advice(advice: Advice) -> RenderableType:
-    """The report of `recommend`: the verdict in one sentence, the figures behind it, the engine's settings."""
-    recommendation = advice.recommendation
-    parts: list[RenderableType] = [
-        _verdict_sentence(recommendation, names_temperature=bool(advice.temperatures)),
-        Text(),
-        _verdicts(recommendation),
-        Text(),
-    ]
-    for verdict in recommendation.by_concurrency:
-        parts.append(_why(verdict))
-    parts.append(_limits(recommendation))
-    if advice.temperatures:
-        parts += [Text(), render_verdicts_by_temperature(advice.temperatures)]
-    if recommendation.export:
-        parts += [Text(), *_settings(recommendation.by_concurrency)]
-    for verdict in recommendation.by_concurrency:
-        if verdict.verdict == "speculate" and not verdict.export:
-            parts.append(
-                Text(
-                    f"concurrency {verdict.concurrency}: no settings, since specprobe writes none for "
-                    f"{inert(verdict.best.label, 60)} on {recommendation.engine_profile} yet"
-                )
-            )
-    if recommendation.notices:
-        parts += [Text(), render_notices(recommendation.notices)]
-    return Group(*parts)
-
-
-def _verdict_sentence(recommendation: Recommendation, *, names_temperature: bool) -> Text:
-    sentence = Text(f"At temperature {recommendation.temperature:g}: " if names_temperature else "")
-    for number, verdict in enumerate(recommendation.by_concurrency):
-        if number:
-            sentence.append("; ")
-        sentence.append(f"concurrency {verdict.concurrency}: ")
-        sentence.append(VERDICT_WORDS[verdict.verdict], style=VERDICT_STYLES[verdict.verdict])
-        if verdict.verdict == "speculate":
-            sentence.append(f" with {inert(verdict.best.label, 60)} at depth {verdict.best.depth}")
-    return sentence.append(".")
-
-
-def _verdicts(recommendation: Recommendation) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for header in ("conc.", "best", "speed-up", "90 % interval", "tok/s", "ITL p50 / p95", "TPOT"):
-        table.add_column(header, justify="left" if header == "best" else "right")
-    for verdict in recommendation.by_concurrency:
-        best = verdict.best
-        table.add_row(
-            str(verdict.concurrency),
-            f"{inert(best.label, 60)} {best.depth}",
-            Text(f"{best.speedup:.2f}x", style=VERDICT_STYLES[verdict.verdict]),
-            format_interval(best.low, best.high),
-            format_count(round(best.output_tokens_per_second)),
-            f"{format_seconds(best.p50_round_seconds)} / {format_seconds(best.p95_round_seconds)}",
-            format_seconds(best.token_seconds),
-        )
-        table.add_row(
-            "",
-            Text("off", style="dim"),
-            Text("1.00x", style="dim"),
-            "",
-            Text(format_count(round(verdict.baseline_tokens_per_second)), style="dim"),
-            Text(format_seconds(verdict.baseline_round_seconds), style="dim"),
-            Text(format_seconds(verdict.baseline_round_seconds), style="dim"),
-        )
-    return table
-
-
-def _why(verdict: Verdict) -> Text:
-    best = verdict.best
-    text = (
-        f"concurrency {verdict.concurrency}: {inert(best.label, 60)} {best.depth} "
-        f"writes {best.tokens_per_round:.2f} tokens per "
-        f"round; a round must write {best.break_even_tokens_per_round:.2f} to break even"
-    )
-    if best.break_even_acceptance_length is not None:
-        text += f" (mean acceptance length {best.break_even_acceptance_length:.2f})"
-    if not best.enough_prompts:
-        text += f"; fewer than {MIN_PROMPTS} prompts, which never say speculate"
-    if verdict.runner_up is not None:
-        text += f"; runner-up {_option(verdict.runner_up)}"
-    return Text(text)
-
-
-def _option(option: Option) -> str:
-    return f"{inert(option.label, 60)} {option.depth} at {option.speedup:.2f}x"
-
-
-def _limits(recommendation: Recommendation) -> Text:
-    crossover, cost = recommendation.crossover_concurrency, recommendation.cost
-    text = (
-        f"At {cost.batches[-1]}, the largest batch in the cost table, the best option is still not slower than none."
-        if crossover is None
-        else f"From concurrency {crossover} on, nothing is faster than not speculating."
-    )
-    about = [inert(str(value), 80) for key, value in cost.conditions.items() if key != "fingerprint"]
-    quality = cost.quality()
-    if cost.source == "measured":
-        about += [
-            f"median spread {format_percent(quality['relative_spread'])}",
-            f"{quality['outliers']} outliers in {quality['timings']} timings",
-        ]
-    details = f" ({', '.join(about)})" if about else ""
-    return Text(f"{text} Cost: {cost.source}{details}.", style="dim")
-
-
-def _settings(verdicts: Sequence[Verdict]) -> list[Text]:
-    """What to type for each concurrency that should speculate, on one line each, whatever the width of the terminal."""
-    wanted: dict[str, list[int]] = {}
-    for verdict in verdicts:
-        for engine, settings in verdict.export.items():
-            wanted.setdefault(command_line(engine, settings), []).append(verdict.concurrency)
-    return [
-        Text(f"# concurrency {', '.join(map(str, concurrencies))}\n{line}", no_wrap=True, overflow="ignore")
-        for line, concurrencies in wanted.items()
-    ]
 
 
 def render_fit(fit: CurveFit) -> RenderableType:

@@ -20,7 +20,8 @@ class ResponseRecord:
     """The responses of one temperature: where they come from and how long they are, int32 [P].
 
     `prompts` [P]: which are to the same prompt, by number; `samples` [P]: the how-manieth to it. `groups`: the labels
-    of their rows, None where there are none. `entropy`: of the target while it wrote, where known.
+    of their rows, None where there are none. `entropy`: of the target while it wrote, where known. `looping`: how many
+    end in a loop of the same tokens.
     """
 
     temperature: float
@@ -32,12 +33,18 @@ class ResponseRecord:
     samples: NDArray[np.int32]
     groups: tuple[str | None, ...] | None = None
     entropy: EntropySummary | None = None
+    looping: int = 0
 
     @property
     def mean_context(self) -> float:
         """Tokens in the KV cache, averaged over all output tokens."""
+        return self.mean_context_scaled(1.0, 1.0)
+
+    def mean_context_scaled(self, scale_prompt: float, scale_output: float) -> float:
+        """The same with all prompts and outputs longer by these factors."""
         weights = np.maximum(self.output_tokens, 1).astype(np.float64)
-        return float(np.average(self.prompt_tokens + self.output_tokens / 2, weights=weights))
+        contexts = scale_prompt * self.prompt_tokens + scale_output * self.output_tokens / 2
+        return float(np.average(contexts, weights=weights))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

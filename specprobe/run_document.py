@@ -46,6 +46,7 @@ def run_document(run: Run, summary: RunSummary) -> dict[str, Any]:
                 "samples": lengths.samples.tolist(),
                 "groups": list(lengths.groups) if lengths.groups else None,
                 "entropy": lengths.entropy.to_json() if lengths.entropy else None,
+                "looping": lengths.looping,
             }
             for lengths in run.responses
         ],
@@ -216,6 +217,7 @@ def _responses_from_json(entry: Mapping[str, Any]) -> ResponseRecord:
         samples=np.array(entry.get("samples", [0] * count), dtype=np.int32),
         groups=tuple(entry["groups"]) if entry.get("groups") else None,
         entropy=EntropySummary(entropy["tokens"], entropy["mean"], tuple(entropy["quartiles"])) if entropy else None,
+        looping=int(entry.get("looping", 0)),
     )
     sizes = {r.size for r in (record.prompt_tokens, record.output_tokens, record.prompts, record.samples)}
     if sizes != {count} or (record.groups is not None and len(record.groups) != count) or (record.prompts < 0).any():

@@ -38,6 +38,11 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes} min {rest} s"
 
 
+def format_bytes(num_bytes: float) -> str:
+    """`1.2 GB`, `340 MB`."""
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+
+
 def format_bar(share: float, width: int) -> str:
     """A bar of `width` cells, in eighths of a cell."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)

@@ -459,8 +459,11 @@ def test_a_drafter_whose_time_is_not_known_is_left_out_of_the_verdict(capsys, mo
     (notice,) = [w["message"] for w in document["warnings"] if w["code"] == "no_drafting_time"]
     assert notice.startswith(f"draft:{models.draft}, eagle3:{models.eagle3}: ")
     document = json.loads(command(capsys, "recommend", "--cost", cost_file(draft=0.0, eagle3=0.001), "--json")[1])
-    assert {o["drafter"] for o in document["by_concurrency"][0]["options"]} == {"ngram", "draft", "eagle3"}
-    assert "no_drafting_time" not in {warning["code"] for warning in document["warnings"]}
+    # These models are random: their time is known now, but what accepts nothing is no ground for a verdict.
+    assert {o["drafter"] for o in document["by_concurrency"][0]["options"]} == {"ngram"}
+    warnings = {warning["code"]: warning["message"] for warning in document["warnings"]}
+    assert "no_drafting_time" not in warnings
+    assert warnings["broken_left_out"].startswith("draft:draft, eagle3:eagle3: left out")
 
 
 def test_without_any_drafting_time_there_is_no_verdict(capsys, models):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,9 @@ from specprobe.drafters.suffix import SuffixDrafter
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.recommend import decide, recommend
+from specprobe.recommendation_document import recommendation_document
 from specprobe.run import ResponseRecord, Run
+from specprobe.serving import Traffic
 
 NUM_PROMPTS, DEPTH = 40, 3
 
@@ -31,6 +35,9 @@ def acceptance(accepted_share: float, *, coverage: float = 1.0, drafter: str = "
             drafted[:, k, i] = np.round(rounds[:, k] * coverage)
             at_risk[:, k, i] = np.round(drafted[:, k, i] * share**i)
             accepted[:, k, i] = np.round(drafted[:, k, i] * share ** (i + 1))
+        # Every token of the text comes out of a round.
+        rounds[:, k] = 120 - accepted[:, k].sum(axis=1)
+        drafted[:, k] = np.minimum(drafted[:, k], rounds[:, k, None])
     config = dict(SuffixDrafter().config) if drafter == "suffix" else {"min": 2, "max": 4}
     return Acceptance(
         drafter, config, True, 0.0, "greedy", tuple(range(num_prompts)), output, rounds, drafted,
@@ -38,21 +45,24 @@ def acceptance(accepted_share: float, *, coverage: float = 1.0, drafter: str = "
     )  # fmt: skip
 
 
-LENGTHS = ResponseRecord(
-    0.0,
-    "logged",
-    tuple(range(NUM_PROMPTS)),
-    np.full(NUM_PROMPTS, 100, dtype=np.int32),
-    np.full(NUM_PROMPTS, 121, dtype=np.int32),
-    prompts=np.arange(NUM_PROMPTS, dtype=np.int32),
-    samples=np.zeros(NUM_PROMPTS, dtype=np.int32),
-)
+def lengths(num_prompts: int = NUM_PROMPTS, *, prompt_tokens: int = 100, looping: int = 0) -> ResponseRecord:
+    return ResponseRecord(
+        0.0,
+        "logged",
+        tuple(range(num_prompts)),
+        np.full(num_prompts, prompt_tokens, dtype=np.int32),
+        np.full(num_prompts, 121, dtype=np.int32),
+        prompts=np.arange(num_prompts, dtype=np.int32),
+        samples=np.zeros(num_prompts, dtype=np.int32),
+        looping=looping,
+    )
 
 
 def cost(seconds, batches=(1, 8, 64)) -> CostTable:
     return CostTable(
         "file",
         tuple(CostPoint(b, q, c, seconds(b, q)) for b in batches for q in (1, 2, 4) for c in (64, 256)),
+        prefill_step_seconds=0.0,
     )
 
 
@@ -64,9 +74,10 @@ def compute_bound(batch, query):
     return 0.001 * batch * query
 
 
-def advise(results, table, *concurrencies, profile="vllm@0.33", notices=()):
-    run = Run({}, None, profile, {}, (LENGTHS,), tuple(results), tuple(notices))
-    return recommend(run, 0.0, table, concurrencies)
+def advise(results, table, *concurrencies, profile="vllm@0.33", notices=(), record=None, **further):
+    record = record or lengths(len(results[0].ids))
+    run = Run({}, None, profile, {}, (record,), tuple(results), tuple(notices))
+    return recommend(run, 0.0, table, [Traffic(concurrency) for concurrency in concurrencies], **further)
 
 
 def test_where_a_round_costs_the_same_the_gain_is_the_tokens_per_round():
@@ -141,7 +152,7 @@ def test_nothing_is_exported_when_nothing_should_be_switched_on():
 
 def test_the_drafters_own_time_counts():
     table = cost(memory_bound)
-    slow = CostTable("file", table.points, drafter_seconds={"ngram": 0.010})
+    slow = replace(table, drafter_seconds={"ngram": 0.010})
     fast, slowed = (advise([acceptance(0.7)], t, 1).by_concurrency[0].best.speedup for t in (table, slow))
     assert slowed == pytest.approx(fast / 2)
 
@@ -156,8 +167,8 @@ def test_rounds_without_a_draft_cost_an_ordinary_round_at_concurrency_one():
     share = result.totals(1).coverage
     assert option.round_seconds == pytest.approx(0.010 + share * 0.010)
     # Three quarters of the rounds have no draft.
-    assert option.p50_round_seconds == pytest.approx(0.010)
-    assert option.p95_round_seconds == pytest.approx(0.020)
+    assert option.served.itl_p50_seconds == pytest.approx(0.010)
+    assert option.served.itl_p95_seconds == pytest.approx(0.020)
 
 
 def test_quantiles_of_rounds_are_in_order_whatever_the_kernels_do():
@@ -166,7 +177,7 @@ def test_quantiles_of_rounds_are_in_order_whatever_the_kernels_do():
 
     for concurrency in (1, 8, 64):
         for option in advise([acceptance(0.6, coverage=0.5)], cost(odd), concurrency).by_concurrency[0].options:
-            assert option.p50_round_seconds <= option.p95_round_seconds
+            assert option.served.itl_p50_seconds <= option.served.itl_p95_seconds
 
 
 def test_the_better_drafter_wins_and_the_other_is_runner_up():
@@ -222,7 +233,7 @@ def test_a_run_without_rounds_is_refused():
 
 
 def test_the_document_has_what_scripts_rely_on():
-    document = advise([acceptance(0.7)], cost(memory_bound), 1, 8).to_json()
+    document = recommendation_document(advise([acceptance(0.7)], cost(memory_bound), 1, 8))
     assert document["schema"] == "specprobe.recommendation/1"
     assert document["cost_source"] == "file"
     for entry in document["by_concurrency"]:

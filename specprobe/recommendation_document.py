@@ -1,0 +1,109 @@
+"""The `specprobe.recommendation/1` document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specprobe.candidates import Option
+from specprobe.interval import LEVEL
+from specprobe.recommend import Recommendation, Verdict
+from specprobe.serving import Served
+from specprobe.temperature_verdicts import TemperatureVerdicts
+
+SCHEMA = "specprobe.recommendation/1"
+
+
+def recommendation_document(
+    recommendation: Recommendation, temperatures: Sequence[TemperatureVerdicts] = ()
+) -> dict[str, Any]:
+    """Every figure of a recommendation, and the verdicts at other temperatures of the same run."""
+    cost, undecided = recommendation.cost, recommendation.undecided
+    memory = cost.memory
+    return {
+        "schema": SCHEMA,
+        "cost_source": cost.source,
+        "cost": {
+            "conditions": dict(cost.conditions),
+            "log_deviation": cost.log_deviation,
+            **cost.quality(),
+            "memory": None
+            if memory is None
+            else {
+                "available_bytes": memory.available_bytes,
+                "weight_bytes": memory.weight_bytes,
+                "kv_token_bytes": memory.kv_token_bytes,
+                "kv_capacity_tokens": memory.kv_capacity_tokens(),
+            },
+        },
+        "engine_profile": recommendation.engine_profile,
+        "temperature": recommendation.temperature,
+        "undecided": {"code": undecided.code, "message": undecided.message} if undecided else None,
+        "by_concurrency": [_verdict_json(recommendation, verdict) for verdict in recommendation.by_concurrency],
+        "crossover_concurrency": recommendation.crossover_concurrency,
+        "schedule_drafter": recommendation.scheduled_drafter,
+        "schedule": [list(row) for row in recommendation.schedule],
+        "export": dict(recommendation.export),
+        "by_temperature": [verdicts.to_json() for verdicts in temperatures],
+        "warnings": [{"code": notice.code, "message": notice.message} for notice in recommendation.notices],
+    }
+
+
+def _verdict_json(recommendation: Recommendation, verdict: Verdict) -> dict[str, Any]:
+    best = verdict.best
+    return {
+        "concurrency": verdict.concurrency,
+        "verdict": verdict.verdict,
+        "drafter": best.drafter,
+        "draft_sampling": best.draft_sampling,
+        "depth": best.depth,
+        "speedup": {"point": best.speedup, "low": best.low, "high": best.high, "level": LEVEL},
+        "enough_prompts": best.enough_prompts,
+        "export": dict(verdict.export),
+        "break_even_acceptance_length": best.break_even_acceptance_length,
+        "break_even_tokens_per_round": best.break_even_tokens_per_round,
+        "losing_share": best.losing_share,
+        "sensitivity": [
+            {"prompt_factor": one.scale_prompt, "output_factor": one.scale_output, "speedup": one.speedup}
+            for one in best.sensitivity
+        ],
+        "baseline": _served_json(recommendation, verdict.plain),
+        "options": [_option_json(recommendation, option) for option in verdict.options],
+    }
+
+
+def _option_json(recommendation: Recommendation, option: Option) -> dict[str, Any]:
+    return {
+        "drafter": option.drafter,
+        "config": dict(option.config),
+        "draft_sampling": option.draft_sampling,
+        "depth": option.depth,
+        "adoption": option.adoption,
+        "speedup": option.speedup,
+        "interval": {"speedup": [option.low, option.high], "level": LEVEL},
+        "tokens_per_round": option.tokens_per_round,
+        "losing_share": option.losing_share,
+        "drafter_bytes": option.drafter_bytes,
+        **_served_json(recommendation, option.served),
+    }
+
+
+def _served_json(recommendation: Recommendation, served: Served) -> dict[str, Any]:
+    return {
+        "output_tokens_per_second": served.output_tokens_per_second,
+        "whole_run_output_tokens_per_second": served.whole_output_tokens_per_second,
+        "mean_batch": served.batch,
+        "preemptions": served.preemptions,
+        "itl_p50_ms": _milliseconds(served.itl_p50_seconds),
+        "itl_p95_ms": _milliseconds(served.itl_p95_seconds),
+        "tpot_ms": _milliseconds(served.tpot_seconds),
+        "ttft_p50_ms": _milliseconds(served.ttft_p50_seconds),
+        "ttft_p95_ms": _milliseconds(served.ttft_p95_seconds),
+        "request_latency_s": served.mean_latency_seconds,
+        "request_latency_p95_s": served.p95_latency_seconds,
+        "dollars_per_million_output_tokens": recommendation.dollars_per_million_tokens(served),
+    }
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds

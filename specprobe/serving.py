@@ -1,0 +1,143 @@
+"""What a server does for the user's own requests, without speculation and with each drafter and depth: simulated.
+
+All arms serve the same requests in the same order, so that they differ by what is compared and by nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specprobe.acceptance import Acceptance
+from specprobe.cost import CostTable
+from specprobe.errors import SpecprobeError
+from specprobe.load import LoadResult, Server, Workload, repeated, simulate
+from specprobe.request_rounds import Rounds, plain_rounds, request_rounds
+from specprobe.run import ResponseRecord
+from specprobe.speedup import cost_keys, drafts_by_token
+
+# Of vLLM's server on large GPUs (0.11 to 0.33: max_num_batched_tokens of its API server, max_num_seqs).
+MAX_BATCHED_TOKENS = 8192
+MAX_SEQUENCES = 1024
+# Every slot is to be filled a few times over, so that a steady stretch lies between filling and draining.
+ROUNDS_OF_SLOTS = 4
+# More output tokens tell nothing new and take seconds for each depth.
+MOST_TOKENS = 1_000_000
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traffic:
+    """How requests come: `concurrency` of them always in flight, or at given times, `arrival_seconds` [R] rising."""
+
+    concurrency: int | None = None
+    arrival_seconds: Floats | None = None
+
+    @property
+    def max_sequences(self) -> int:
+        """Slots: an engine is set up for the concurrency that is asked for; for arrivals, as it comes."""
+        return self.concurrency or MAX_SEQUENCES
+
+    def num_requests(self, num_responses: int, mean_output: float) -> int:
+        """How many requests are served: all of the log, more where they do not fill the slots, fewer of very many."""
+        if self.arrival_seconds is not None:
+            return int(self.arrival_seconds.size)
+        filling = ROUNDS_OF_SLOTS * (self.concurrency or 1)
+        return max(filling, min(num_responses, int(MOST_TOKENS / max(mean_output, 1.0))))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """What a server and its requests saw, in seconds and tokens.
+
+    `output_tokens_per_second`: while all slots are full, over the whole run where they never are; the other rate is
+    over the whole run in any case. `batch`: sequences in a step that decodes. `itl`: gaps between stream chunks;
+    None where no response has a second token. `latency_seconds` [R]: of each request; `latency_growth`: of the last
+    quarter of them against the first.
+    """
+
+    output_tokens_per_second: float
+    whole_output_tokens_per_second: float
+    batch: float
+    in_flight: float
+    preemptions: int
+    ttft_p50_seconds: float
+    ttft_p95_seconds: float
+    itl_p50_seconds: float | None
+    itl_p95_seconds: float | None
+    tpot_seconds: float | None
+    mean_latency_seconds: float
+    p95_latency_seconds: float
+    latency_growth: float
+    latency_seconds: Floats
+
+
+class Serving:
+    """The requests of a run under one traffic and cost; serves them with any drafter."""
+
+    def __init__(self, lengths: ResponseRecord, cost: CostTable, traffic: Traffic, seed: int = 0) -> None:
+        self._cost, self._traffic, self._seed = cost, traffic, seed
+        self._usable = np.flatnonzero(lengths.output_tokens > 0)
+        if not self._usable.size:
+            raise SpecprobeError("recommend: every response of the run is empty; analyze more")
+        self._output_tokens = lengths.output_tokens[self._usable]
+        # A response without a prompt still has a token that it starts from.
+        self._prompt_tokens = np.maximum(lengths.prompt_tokens[self._usable], 1)
+        self._num_requests = traffic.num_requests(self._usable.size, float(self._output_tokens.mean()))
+
+    def plain(self) -> Served:
+        """Without speculation."""
+        return self._serve(plain_rounds(self._output_tokens), (), 0, by_token=False)
+
+    def speculative(self, acceptance: Acceptance, depth: int) -> Served:
+        """With one drafter at one depth. Raises SpecprobeError where its counters cannot be of these responses."""
+        rounds = request_rounds(acceptance, depth, self._seed).take(self._usable)
+        return self._serve(rounds, cost_keys(acceptance), depth, by_token=drafts_by_token(acceptance))
+
+    def _serve(self, rounds: Rounds, keys: tuple[str, ...], depth: int, *, by_token: bool) -> Served:
+        try:
+            once = Workload(self._prompt_tokens, rounds, self._output_tokens)
+        except ValueError as error:
+            raise SpecprobeError(
+                f"recommend: the run's counters contradict its lengths ({error}); analyze again"
+            ) from None
+        memory, traffic = self._cost.memory, self._traffic
+        result = simulate(
+            repeated(once, self._num_requests, self._seed),
+            self._cost.step_cost(keys, depth, by_token=by_token),
+            Server(
+                traffic.max_sequences,
+                MAX_BATCHED_TOKENS,
+                memory.kv_capacity_tokens(keys if depth else ()) if memory else None,
+            ),
+            concurrency=traffic.concurrency,
+            arrivals=traffic.arrival_seconds,
+        )
+        return _served(result)
+
+
+def _served(result: LoadResult) -> Served:
+    quarter = max(1, result.latency_seconds.size // 4)
+    whole = result.whole.output_tokens_per_second or 0.0
+    steady = result.steady.output_tokens_per_second if result.steady else None
+    itl, tpot, latency, ttft = result.itl, result.tpot, result.latency, result.ttft
+    return Served(
+        output_tokens_per_second=steady or whole,
+        whole_output_tokens_per_second=whole,
+        batch=result.mean_batch or 0.0,
+        # Little's law over the whole run.
+        in_flight=float(result.latency_seconds.sum()) / result.duration_seconds,
+        preemptions=result.num_preemptions,
+        ttft_p50_seconds=ttft.p50,
+        ttft_p95_seconds=ttft.p95,
+        itl_p50_seconds=itl.p50 if itl else None,
+        itl_p95_seconds=itl.p95 if itl else None,
+        tpot_seconds=tpot.mean if tpot else None,
+        mean_latency_seconds=latency.mean,
+        p95_latency_seconds=latency.p95,
+        latency_growth=float(result.latency_seconds[-quarter:].mean() / result.latency_seconds[:quarter].mean()),
+        latency_seconds=result.latency_seconds,
+    )
