@@ -498,7 +498,7 @@ def _run(
             r = int(preempted[num_preempted - 1]) if num_preempted else num_begun
             if kv_tokens + _kv_need(requests, at, r) > limits.kv_capacity:
                 break
-            if budget == 0 or lost_slot:
+            if budget == 0:
                 full = False
                 break
             if num_preempted:

@@ -50,10 +50,10 @@ def request_rounds(acceptance: Acceptance, depth: int, seed: int = 0) -> Rounds:
     j, and so with the drafted; which round has which is paired by size. Of expectations (sampled drafts) each
     counter is rounded up or down, by chance, so that its expectation stays and the tokens of the response come out:
     rounds + accepted is, as for whole numbers, N - 1, or N where the last round is filled by drafts. Rounds and
-    accepted tokens are unbiased that way and differ from their expectations by less than 1 in each response; a
-    position whose counter is nearly that of the next one may pass on a unit to it, and a response that accepts
-    nearly everything may take a round more. Where the last round ran past the end of the text, the one put last has
-    accepted at least that much.
+    accepted tokens are unbiased that way and differ from their expectations by less than 1 in each response; but a
+    unit may change to a neighbouring position where whole counters would rise along the draft, and a response that
+    accepts nearly everything may take a round more. Where the last round ran past the end of the text, the one put
+    last has accepted at least that much.
     """
     row = depth - 1
     rng = np.random.default_rng(seed)
@@ -110,9 +110,10 @@ def _whole_counters(
 def _make_fit(accepted_at: NDArray[np.int64], num_rounds: int, emitted: int) -> int:
     """Make `accepted_at` [K] non-increasing and at most `num_rounds`; the rounds missing for `emitted` tokens.
 
-    What is too much at one position is moved to the next; what does not fit even at the last one is emitted by rounds
-    that accept nothing.
+    Positions change places, and what is too much at one moves to the next; what does not fit even at the last one is
+    emitted by rounds that accept nothing.
     """
+    accepted_at[:] = np.sort(accepted_at)[::-1]
     excess, most = 0, num_rounds
     total = num_rounds
     for j in range(accepted_at.size):
