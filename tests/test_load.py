@@ -118,7 +118,7 @@ def test_steady_window_is_the_closed_form(concurrency: int, depth: int) -> None:
     result = simulate(load, cost, ROOMY, concurrency=concurrency)
     assert result.steady is not None
     expected = closed_form_steady_rate(load, cost, ROOMY, concurrency)
-    assert result.steady.output_tokens_per_second == pytest.approx(expected, rel=0.004)
+    assert result.steady.output_tokens_per_second == pytest.approx(expected, rel=0.002)
     assert result.whole.output_tokens_per_second < result.steady.output_tokens_per_second
     check_laws(load, ROOMY, result, concurrency)
 
@@ -129,7 +129,7 @@ def test_steady_with_a_cost_of_context() -> None:
     result = simulate(load, cost, ROOMY, concurrency=32)
     assert result.steady is not None
     expected = closed_form_steady_rate(load, cost, ROOMY, 32)
-    assert result.steady.output_tokens_per_second == pytest.approx(expected, rel=0.01)
+    assert result.steady.output_tokens_per_second == pytest.approx(expected, rel=0.003)
 
 
 def test_slots_bound_the_batch() -> None:
