@@ -13,7 +13,7 @@ from specprobe.cost import CostTable
 from specprobe.interval import MIN_PROMPTS
 from specprobe.run import ResponseRecord
 from specprobe.serving import Served, Serving, Traffic
-from specprobe.speedup import Speedup, cost_keys, speedup_counts
+from specprobe.speedup import cost_keys, speedup_counts, speedups
 
 # Lengths of prompts and outputs, as multiples of the log's own, that the gain is also given for.
 LENGTH_FACTORS = (0.25, 1.0, 4.0)
@@ -97,7 +97,8 @@ def candidates(
         # Memory, not the requests in flight, decides how many run together.
         batch = plain.batch
     batch = max(1.0, batch)
-    closed, counts = Speedup(acceptance, lengths, cost, batch), speedup_counts(acceptance, lengths, cost)
+    (closed,) = speedups(acceptance, lengths, cost, [batch])
+    counts = speedup_counts(acceptance, lengths, cost)
     sums = counts.sum(axis=0)
     closed_points, round_seconds = closed(sums), closed.round_seconds(sums)
     intervals = closed.intervals(acceptance.by_prompt(counts))
@@ -152,5 +153,6 @@ def _lengthened(
             if not cost.contexts[0] <= context <= cost.contexts[-1]:
                 continue
             scaled = {"scale_prompt": scale_prompt, "scale_output": scale_output}
-            found[scale_prompt, scale_output] = Speedup(acceptance, lengths, cost, batch, **scaled)(sums)
+            (longer,) = speedups(acceptance, lengths, cost, [batch], **scaled)
+            found[scale_prompt, scale_output] = longer(sums)
     return found

@@ -18,6 +18,8 @@ def shape_of(name: str) -> Shape:
 
     Raises SpecprobeError where none of them knows it.
     """
+    if not name.strip():
+        raise SpecprobeError("model: its name is empty; name a folder with a config.json, or a model of the table")
     if name == EMBEDDED_NAME:
         return find_shape(HUB_NAME)
     try:

@@ -17,14 +17,12 @@ from specprobe.profiles import resolve_profile
 from specprobe.refusals import is_broken, matches_exactly, undecidable
 from specprobe.run import ResponseRecord, Run
 from specprobe.serving import Served, Serving, Traffic
-from specprobe.speedup import DEPTH_TOLERANCE, Speedup, best_depth, cost_keys, has_cost, speedup_counts
+from specprobe.speedup import DEPTH_TOLERANCE, best_depth, cost_keys, has_cost, speedup_counts, speedups
 
 # Less is not worth a flag, a deployment and a second thing to watch; published results scatter by as much.
 WORTHWHILE_SPEEDUP = 1.05
 # No engine runs more sequences at once by default, and a longer table helps nobody.
 LARGEST_SCHEDULED_BATCH = 1024
-# Where the last quarter of the requests waits twice as long as the first, the queue grows as long as they come.
-GROWING_QUEUE = 2.0
 VerdictName = Literal["speculate", "dont", "close"]
 Preference = Literal["simple", "fast"]
 
@@ -33,7 +31,7 @@ Preference = Literal["simple", "fast"]
 class Verdict:
     """The answer for one traffic. `options` are all that were considered, the best first, then the fastest.
 
-    `concurrency`: requests in flight, as asked for or, for arrivals by the clock, as they are without speculation.
+    `concurrency`: requests in flight, as asked for or, `by_clock`, as arrivals lead to without speculation.
     `plain`: the server without speculation. `export`: the engine's settings for the best; empty where it should not be
     switched on.
     """
@@ -44,6 +42,7 @@ class Verdict:
     plain: Served
     options: tuple[Option, ...]
     export: Mapping[str, Any]
+    by_clock: bool = False
 
     @property
     def runner_up(self) -> Option | None:
@@ -210,6 +209,7 @@ def _verdict(
         export=engine_config(profile, best.drafter, best.config, best.depth, schedule, best.draft_sampling)
         if verdict == "speculate"
         else {},
+        by_clock=traffic.arrival_seconds is not None,
     )
 
 
@@ -247,11 +247,9 @@ def decide(speedup: float, low: float | None, high: float | None, *, enough_prom
 def _depth_by_batch(acceptance: Acceptance, lengths: ResponseRecord, cost: CostTable) -> list[int]:
     """The drafter's depth for batches 1, 2, ... that the cost table covers; 0 where nothing is faster."""
     sums = speedup_counts(acceptance, lengths, cost).sum(axis=0)
-    depths = []
-    for batch in range(1, min(cost.batches[-1], LARGEST_SCHEDULED_BATCH) + 1):
-        depth, gain = best_depth(Speedup(acceptance, lengths, cost, batch)(sums))
-        depths.append(depth if gain > 1 else 0)
-    return depths
+    batches = range(1, min(cost.batches[-1], LARGEST_SCHEDULED_BATCH) + 1)
+    best = [best_depth(speedup(sums)) for speedup in speedups(acceptance, lengths, cost, batches)]
+    return [depth if gain > 1 else 0 for depth, gain in best]
 
 
 def _rows(depths: Sequence[int]) -> Schedule:
@@ -330,7 +328,7 @@ def _served_notices(verdicts: Sequence[Verdict], traffics: Sequence[Traffic]) ->
         if traffic.arrival_seconds is None:
             continue
         arms = {"without speculation": verdict.plain, "with the best option": verdict.best.served}
-        if behind := [name for name, served in arms.items() if served.latency_growth > GROWING_QUEUE]:
+        if behind := [name for name, served in arms.items() if served.falls_behind]:
             said = f"{' and '.join(behind)} the server does not keep up with these arrivals: its queue grows"
             notices.append(Notice("overloaded", f"{said}, and latencies depend on how long that lasts"))
     return notices

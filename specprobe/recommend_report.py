@@ -63,12 +63,18 @@ def _verdict_sentence(recommendation: Recommendation, *, names_temperature: bool
     for number, verdict in enumerate(recommendation.by_concurrency):
         if number:
             sentence.append("; ")
-        sentence.append(f"concurrency {verdict.concurrency}: ")
+        sentence.append(f"{_traffic(verdict)}: ")
         word = "not decided" if recommendation.undecided else VERDICT_WORDS[verdict.verdict]
         sentence.append(word, style=VERDICT_STYLES[verdict.verdict])
         if verdict.verdict == "speculate":
             sentence.append(f" with {inert(verdict.best.label, 60)} at depth {verdict.best.depth}")
     return sentence.append(".")
+
+
+def _traffic(verdict: Verdict) -> str:
+    if verdict.by_clock:
+        return f"these arrivals (some {verdict.concurrency} in flight)"
+    return f"concurrency {verdict.concurrency}"
 
 
 def _verdicts(recommendation: Recommendation) -> Table:
@@ -107,7 +113,7 @@ def _served(served: Served) -> tuple[str, str, str]:
 def _why(recommendation: Recommendation, verdict: Verdict) -> Text:
     best, plain = verdict.best, verdict.plain
     text = (
-        f"concurrency {verdict.concurrency}: {inert(best.label, 60)} {best.depth} writes {best.tokens_per_round:.2f} "
+        f"{_traffic(verdict)}: {inert(best.label, 60)} {best.depth} writes {best.tokens_per_round:.2f} "
         f"tokens per round; a round must write {best.break_even_tokens_per_round:.2f} to break even"
     )
     if best.break_even_acceptance_length is not None:

@@ -53,6 +53,7 @@ def _verdict_json(recommendation: Recommendation, verdict: Verdict) -> dict[str,
     best = verdict.best
     return {
         "concurrency": verdict.concurrency,
+        "by_clock": verdict.by_clock,
         "verdict": verdict.verdict,
         "drafter": best.drafter,
         "draft_sampling": best.draft_sampling,

@@ -55,8 +55,8 @@ class Served:
 
     `output_tokens_per_second`: while all slots are full, over the whole run where they never are; the other rate is
     over the whole run in any case. `batch`: sequences in a step that decodes. `itl`: gaps between stream chunks;
-    None where no response has a second token. `latency_seconds` [R]: of each request; `latency_growth`: of the last
-    quarter of them against the first.
+    None where no response has a second token. `latency_seconds` [R]: of each request. `falls_behind`: whether
+    requests wait ever longer for their first token, as where more arrive than can be served.
     """
 
     output_tokens_per_second: float
@@ -71,7 +71,7 @@ class Served:
     tpot_seconds: float | None
     mean_latency_seconds: float
     p95_latency_seconds: float
-    latency_growth: float
+    falls_behind: bool
     latency_seconds: Floats
 
 
@@ -120,7 +120,6 @@ class Serving:
 
 
 def _served(result: LoadResult) -> Served:
-    quarter = max(1, result.latency_seconds.size // 4)
     whole = result.whole.output_tokens_per_second or 0.0
     steady = result.steady.output_tokens_per_second if result.steady else None
     itl, tpot, latency, ttft = result.itl, result.tpot, result.latency, result.ttft
@@ -138,6 +137,13 @@ def _served(result: LoadResult) -> Served:
         tpot_seconds=tpot.mean if tpot else None,
         mean_latency_seconds=latency.mean,
         p95_latency_seconds=latency.p95,
-        latency_growth=float(result.latency_seconds[-quarter:].mean() / result.latency_seconds[:quarter].mean()),
+        falls_behind=_falls_behind(result),
         latency_seconds=result.latency_seconds,
     )
+
+
+def _falls_behind(result: LoadResult) -> bool:
+    """The last quarter of the requests spends a third of its time waiting, and waits twice as long as the first."""
+    quarter = max(1, result.ttft_seconds.size // 4)
+    early, late = result.ttft_seconds[:quarter].mean(), result.ttft_seconds[-quarter:].mean()
+    return bool(late > result.latency_seconds[-quarter:].mean() / 3 and late > 2 * early)

@@ -13,6 +13,9 @@ mean, since the lengths of many rounds average out within a step. `specprobe.ser
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,35 +65,30 @@ def speedup_counts(
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Speedup:
     """Speed-up as a function of summed `speedup_counts` [..., 4 + K], at one concurrency and context.
 
-    `scale_prompt`, `scale_output`: factors on the lengths of all prompts and outputs, acceptance unchanged.
+    `seconds`, `errors` [K + 1]: of a round that verifies 1..K + 1 tokens a sequence; `drafting_seconds` [K], by depth.
+    `scale_output`: a factor on the lengths of all outputs.
     """
 
-    def __init__(
-        self,
-        acceptance: Acceptance,
-        lengths: ResponseRecord,
-        cost: CostTable,
-        concurrency: float,
-        *,
-        scale_prompt: float = 1.0,
-        scale_output: float = 1.0,
-    ) -> None:
-        self.concurrency = concurrency
-        context = lengths.mean_context_scaled(scale_prompt, scale_output)
-        surface, depths = cost.at_context(context), np.arange(1.0, acceptance.depth + 1)
-        keys, by_token = cost_keys(acceptance), drafts_by_token(acceptance)
-        here = np.array([float(concurrency)]), depths, np.array([context])
-        self.drafting_seconds = cost.drafting_seconds(keys, *here, by_token=by_token)[0, :, 0]  # [K], by depth
-        self.queries = np.arange(1.0, acceptance.depth + 2.0)
-        seconds, errors = surface.at_batch(concurrency)
-        self.seconds = np.interp(self.queries, surface.query_tokens, seconds)  # [K + 1], of 0..K drafted tokens
-        self.errors = np.interp(self.queries, surface.query_tokens, errors)
-        self.baseline_seconds = float(self.seconds[0])
-        self.log_deviation = cost.log_deviation
-        self.scale_output = scale_output
+    concurrency: float
+    seconds: Floats
+    errors: Floats
+    drafting_seconds: Floats
+    log_deviation: float
+    scale_output: float = 1.0
+
+    @property
+    def baseline_seconds(self) -> float:
+        """Of a round without drafts."""
+        return float(self.seconds[0])
+
+    @property
+    def queries(self) -> Floats:
+        """[K + 1] query tokens of a sequence, 1 and more."""
+        return np.arange(1.0, self.seconds.size + 1.0)
 
     def __call__(self, sums: Floats) -> Floats:
         """The ratio of the engine's times per output token, without and with."""
@@ -129,6 +127,33 @@ class Speedup:
         """[..., K + 1] the share of rounds that drafted exactly 0..K tokens."""
         at_least = sums[..., 3:] / sums[..., 3:4]
         return at_least - np.concatenate([at_least[..., 1:], np.zeros_like(at_least[..., :1])], axis=-1)
+
+
+def speedups(
+    acceptance: Acceptance,
+    lengths: ResponseRecord,
+    cost: CostTable,
+    concurrencies: Sequence[float],
+    *,
+    scale_prompt: float = 1.0,
+    scale_output: float = 1.0,
+) -> list[Speedup]:
+    """The speed-up of one drafter at each concurrency, with prompts and outputs longer by factors."""
+    context = lengths.mean_context_scaled(scale_prompt, scale_output)
+    surface = cost.at_context(context)
+    drafting = cost.drafting_seconds(
+        cost_keys(acceptance),
+        np.array(concurrencies, dtype=np.float64),
+        np.arange(1.0, acceptance.depth + 1),
+        np.array([context]),
+        by_token=drafts_by_token(acceptance),
+    )[..., 0]
+    queries = np.arange(1.0, acceptance.depth + 2.0)
+    found = []
+    for concurrency, drafting_seconds in zip(concurrencies, drafting, strict=True):
+        seconds, errors = (np.interp(queries, surface.query_tokens, row) for row in surface.at_batch(concurrency))
+        found.append(Speedup(concurrency, seconds, errors, drafting_seconds, cost.log_deviation, scale_output))
+    return found
 
 
 def best_depth(speedups: Floats) -> tuple[int, float]:

@@ -109,6 +109,71 @@ def test_recommend_checks_the_engine(capsys, log):
         assert "vllm@0.30" in err
 
 
+def test_recommend_predicts_a_gpu_that_is_not_here(capsys, log):
+    run(capsys, "analyze", log)
+    gpu = ("--gpu", "h100", "--target", "meta-llama/Llama-3.1-8B", "--concurrency", "1,32", "--gpu-price", "2")
+    status, out, err = run(capsys, "recommend", *gpu, "--json")
+    assert status == 0, err
+    document = json.loads(out)
+    assert document["cost_source"] == "roofline"
+    assert document["cost"]["conditions"]["hardware"] == "1 x h100"
+    assert document["cost"]["log_deviation"] > 0
+    assert document["cost"]["memory"]["kv_capacity_tokens"] > 100_000
+    one, many = (entry["baseline"] for entry in document["by_concurrency"])
+    assert 0.005 < one["itl_p50_ms"] / 1e3 < 0.008
+    assert many["dollars_per_million_output_tokens"] < one["dollars_per_million_output_tokens"] / 10
+    split = json.loads(run(capsys, "recommend", *gpu, "--tp", "2", "--dtype", "fp8", "--json")[1])
+    assert split["by_concurrency"][0]["baseline"]["itl_p50_ms"] < one["itl_p50_ms"]
+    assert split["cost"]["conditions"]["dtype"] == "fp8"
+    out = run(capsys, "recommend", *gpu)[1]
+    for words in ("Cost: roofline (1 x h100", "known to err by", "time to first token", "per million output tokens"):
+        assert words in " ".join(out.split())
+
+
+def test_recommend_takes_arrivals_by_rate_and_by_trace(capsys, log):
+    Path("cost.json").write_text(json.dumps(COST))
+    run(capsys, "analyze", log)
+    status, out, err = run(capsys, "recommend", "--cost", "cost.json", "--rate", "0.5", "--json")
+    assert status == 0, err
+    (entry,) = json.loads(out)["by_concurrency"]
+    assert entry["by_clock"]
+    assert entry["speedup"]["point"] > 1
+    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    rows += [f"2023-11-16 18:{i // 60:02}:{i % 60:02}.3927650,374,44" for i in range(40)]
+    Path("trace.csv").write_text("\n".join(rows))
+    status, out, err = run(capsys, "recommend", "--cost", "cost.json", "--trace", "trace.csv")
+    assert status == 0, err
+    assert out.startswith("these arrivals (some ")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpu", "h99"], "h99"),
+        (["--gpu", "h100"], "--target"),
+        (["--gpu", "h100", "--target", "meta-llama/Llama-3.1-8B", "--dtype", "int3.5x"], "int3.5x"),
+        (["--gpu", "l4", "--target", "meta-llama/Llama-3.1-70B"], "--tp"),
+        (["--gpu", "h100", "--target", "./nothing"], "./nothing"),
+        (["--tp", "2"], "--gpu"),
+        (["--cost", "cost.json", "--rate", "0"], "--rate"),
+        (["--cost", "cost.json", "--rate", "nan"], "--rate"),
+        (["--cost", "cost.json", "--rate", "1", "--trace", "t"], "--trace"),
+        (["--cost", "cost.json", "--trace", "missing.csv"], "missing.csv"),
+        (["--cost", "cost.json", "--gpu-price", "-1"], "--gpu-price"),
+        (["--cost", "cost.json", "--gpu-price", "nan"], "--gpu-price"),
+        (["--cost", "cost.json", "--prefer", "cheap"], "cheap"),
+        (["--cost", "cost.json", "--concurrency", "100000"], "8192"),
+    ],
+)
+def test_recommend_says_what_is_wrong_with_its_options(capsys, log, options, said):
+    Path("cost.json").write_text(json.dumps(COST))
+    run(capsys, "analyze", log, "--depth", "2")
+    status, out, err = run(capsys, "recommend", *options)
+    assert (status, out) == (2, "")
+    assert said in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
 def test_fit_predicts_the_published_rate(capsys):
     status, out, _ = run(capsys, "fit", "--rate", "2=0.454", "--rate", "3=0.356", "--json")
     assert status == 0
@@ -310,7 +375,7 @@ def test_a_cost_file_and_timing_options_contradict(capsys, log):
     for option in (["--target", "x"], ["--dtype", "float32"], ["--device", "cpu"], ["--remeasure"]):
         status, _, err = run(capsys, "recommend", "--cost", "cost.json", *option)
         assert status == 2
-        assert "nothing is timed" in err
+        assert "nothing is timed or predicted" in err
 
 
 def test_no_text_of_the_log_gets_out(capsys, tmp_path):
