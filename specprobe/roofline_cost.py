@@ -74,7 +74,8 @@ def roofline_cost(
             "hardware": f"{deployment.devices} x {deployment.hardware.name}",
             "model": deployment.shape.name,
             "dtype": deployment.quantisation.name,
-            "shape": deployment.shape.source or ("verified" if deployment.shape.verified else "unverified"),
+            "shape": ("shape from its " if deployment.shape.verified else "unverified shape, from ")
+            + deployment.shape.source,
             "data_sheet": deployment.hardware.source,
         },
     )
