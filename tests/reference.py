@@ -205,3 +205,88 @@ class SuffixCache:
         self.see(sequence)
         if self.max_cached:
             self.cached.append(sequence[self.num_prompt :])
+
+
+@dataclass
+class InFlight:
+    """A request of `run_in_flight`: its text so far, and what the engine will verify next."""
+
+    number: int
+    sequence: list[int]
+    draft: list[int] = field(default_factory=list)
+    local: Trie | None = None
+
+
+class SharedSuffixCache:
+    """Suffix decoding over requests that run side by side, call by call as an engine makes them."""
+
+    def __init__(self, max_depth: int, max_cached: int, factor: float, floor: float) -> None:
+        self.max_depth, self.max_cached, self.factor, self.floor = max_depth, max_cached, factor, floor
+        self.shared = Trie(max_depth)
+        self.responses: dict[int, list[int]] = {}
+
+    def start(self, request: InFlight) -> None:
+        request.local = Trie(self.max_depth)
+        for length in range(1, len(request.sequence) + 1):
+            request.local.append(request.sequence, length)
+        if self.max_cached:
+            self.responses[request.number] = []
+            while len(self.responses) > self.max_cached:
+                self.shared.remove(self.responses.pop(next(iter(self.responses))))
+
+    def add(self, request: InFlight, tokens: list[int]) -> None:
+        response = self.responses.get(request.number)
+        for token in tokens:
+            request.sequence.append(token)
+            request.local.append(request.sequence, len(request.sequence))
+            if response is not None:
+                response.append(token)
+                self.shared.append(response, len(response))
+
+    def speculate(self, request: InFlight, depth: int) -> list[int]:
+        context = request.sequence[-self.max_depth :]
+        local, local_score = request.local.draft(context, depth, self.factor, self.floor)
+        shared, shared_score = self.shared.draft(context, depth, self.factor, self.floor)
+        return local if local_score >= shared_score else shared
+
+
+def run_in_flight(
+    works: Sequence[Trajectory],
+    cache: SharedSuffixCache,
+    depth: int,
+    in_flight: int,
+    max_model_len: int | None = None,
+) -> list[Counters]:
+    """A closed loop of engine steps: verify every running request's draft, then draft for one after the other."""
+    all_counters = [Counters(accepted_at=[0] * depth) for _ in works]
+    waiting = list(range(len(works)))
+    running: list[InFlight] = []
+    while waiting or running:
+        while waiting and len(running) < in_flight:
+            number = waiting.pop(0)
+            running.append(InFlight(number, works[number].prompt_ids.tolist()))
+        sampled = []
+        for request in running:
+            work, counters = works[request.number], all_counters[request.number]
+            target_says = [*work.output_ids.tolist(), *work.tail_ids.tolist()]
+            position, accepted = len(counters.emitted), 0
+            while target_says[position + accepted :][:1] == request.draft[accepted:][:1] != []:
+                accepted += 1
+            emitted = target_says[position : position + accepted + 1]
+            if request.local is not None:
+                counters.rounds += 1
+                counters.drafted_rounds += bool(request.draft)
+                counters.drafted_tokens += len(request.draft)
+                for i in range(accepted):
+                    counters.accepted_at[i] += 1
+            counters.emitted += emitted
+            sampled.append(emitted)
+        for request, emitted in zip(running, sampled, strict=True):
+            if request.local is None:
+                cache.start(request)
+            cache.add(request, emitted)
+            length = len(request.sequence)
+            allowed = depth if max_model_len is None else min(depth, max_model_len - 1 - length)
+            request.draft = cache.speculate(request, allowed) if allowed > 0 else []
+        running = [r for r in running if len(all_counters[r.number].emitted) < works[r.number].output_ids.size]
+    return all_counters

@@ -12,23 +12,15 @@ from numba import njit
 from numpy.typing import NDArray
 
 from specprobe.drafters.base import Adoption, Limits, Proposals, known_tokens, read_option, refuse_unknown_options
+from specprobe.drafters.suffix_in_flight import propose_in_flight
+from specprobe.drafters.suffix_match import best_drafts
 from specprobe.drafters.suffix_tree import (
-    CHILD,
-    COUNT,
-    NONE,
-    NUM_ACTIVE,
-    NUM_REMOVED,
-    ROOT,
     RUN_START,
-    TAIL,
     TEXT_END,
-    TEXT_GAP,
-    TOKEN,
     SuffixTree,
     append_token,
     clear_tree,
     copy_tree,
-    find_child,
     new_tree,
     remove_sequence,
     start_sequence,
@@ -45,7 +37,8 @@ class SuffixDrafter:
 
     `max_tree_depth`: longest context plus draft. `max_cached_requests`: responses kept in the tree that requests
     share, oldest out first; 0 for none. `max_spec_factor`: a match of m tokens drafts at most factor * m.
-    `min_token_prob`: a draft stops before its estimated probability falls below this.
+    `min_token_prob`: a draft stops before its estimated probability falls below this. `in_flight`: how many requests
+    fill the shared tree side by side; a fact of the traffic, not one of the settings.
     """
 
     max_tree_depth: int = 24
@@ -55,6 +48,7 @@ class SuffixDrafter:
     name: str = "suffix"
     fixed_length: bool = False
     adoption: Adoption = Adoption.FLAG
+    in_flight: int = 1
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -69,9 +63,14 @@ class SuffixDrafter:
     def proposals(self, trajectories: Iterable[Trajectory], depth: int, limits: Limits) -> Iterator[Proposals]:
         """One request at a time, in the order given: each sees the responses of those before it.
 
+        With more in flight, what each sees is what engine steps have written by then (`propose_in_flight`).
+
         The tokens an engine accepted past the end of a response stay in its shared tree. They depend on the
         depth, so once a response with a recorded tail has been seen, every depth keeps a shared tree of its own.
         """
+        if self.in_flight > 1 and self.max_cached_requests > 0:
+            yield from propose_in_flight(self, list(trajectories), depth, limits)
+            return
         local = new_tree(self.max_tree_depth, 1)
         shared = [_SharedTree(self)]
         for trajectory in trajectories:
@@ -211,11 +210,11 @@ def _propose(
         history = num_prompt + start
         append_token(local, tokens[history - 1])
         found = lengths[0], matches[0], wrongs[0], scores[0]
-        _best_drafts(local, tokens, history, history, factor, floor, partial, *found)
+        best_drafts(local, tokens, history, history, factor, floor, partial, *found)
         if use_shared:
             append_token(shared, tokens[history - 1])
             found = lengths[1], matches[1], wrongs[1], scores[1]
-            _best_drafts(shared, tokens, history, start, factor, floor, partial, *found)
+            best_drafts(shared, tokens, history, start, factor, floor, partial, *found)
         for row in range(num_depths):
             # Near the context limit the engine asks for a shallower draft, which may come from another match.
             k = min(first_depth + row, longest[start]) - 1
@@ -226,118 +225,3 @@ def _propose(
             accepted[row, start] = matches[source, k]
             if matches[source, k] < lengths[source, k]:
                 missed[row, start] = wrongs[source, k]
-
-
-@njit(cache=True, nogil=True)
-def _best_drafts(
-    tree: SuffixTree,
-    tokens: NDArray[np.int32],
-    history: int,
-    run_length: int,
-    factor: np.float32,
-    floor: np.float32,
-    partial: NDArray[np.float32],
-    lengths: NDArray[np.int64],
-    matches: NDArray[np.int64],
-    wrongs: NDArray[np.int64],
-    scores: NDArray[np.float32],
-) -> None:
-    """The best draft of one tree after `tokens[:history]`, for every depth 1..K at once.
-
-    For each depth: its length, how many of its leading tokens equal the text that follows, the first that does not
-    (where it is longer), and its score, the float32 sum of its tokens' estimated probabilities. `run_length`: the
-    newest tokens that this tree holds as its running sequence. A tie goes to the longer match. One walk serves all
-    depths, since a shallower draft from the same match is a prefix of a deeper one; which match wins depends on the
-    depth.
-    """
-    nodes = tree.nodes
-    text = tree.text
-    max_depth = tree.active.size - 1
-    depth = lengths.size
-    lengths[:] = 0
-    matches[:] = 0
-    scores[:] = 0
-    partial[0] = 0
-    node, tail = NONE, NONE
-    length, matched, wrong = 0, 0, -1
-    probability, score = np.float32(1.0), np.float32(0.0)
-    is_over = False
-    last_count = 0
-    for match in range(1, min(max_depth, history)):
-        if match <= tree.state[NUM_ACTIVE]:
-            longer = tree.active[match]
-            # Where a longer match occurs as often as the shorter one it occurs at the same places, so its draft goes on
-            # from the shorter one's. Removed sequences may have left another order of equals: then it is walked anew.
-            is_same = nodes[longer, COUNT] == last_count and tree.state[NUM_REMOVED] == 0
-            last_count = nodes[longer, COUNT]
-        elif match <= run_length:
-            # Seen nowhere but here: it matches, and so do all longer ones, but nothing follows them.
-            break
-        else:
-            longer, tail = _walk(tree, tokens, history - match, match)
-            if longer == NONE:
-                break
-            is_same = False
-        if not is_same:
-            node = longer
-            if match <= run_length:
-                tail = NONE
-            length, matched, wrong = 0, 0, -1
-            probability, score = np.float32(1.0), np.float32(0.0)
-            is_over = False
-        limit = min(depth, int(np.float32(match) * factor + 1e-6), max_depth - match)
-        while length < limit and not is_over:
-            if tail == NONE and nodes[node, CHILD] == NONE:
-                tail = nodes[node, TAIL]
-                is_over = tail == NONE
-                continue
-            if tail == NONE:
-                child = nodes[node, CHILD]
-                probability *= np.float32(nodes[child, COUNT]) / np.float32(nodes[node, COUNT])
-                node = child
-                token = nodes[child, TOKEN]
-                is_over = bool(probability < floor)
-            else:
-                token = text[tail]
-                tail += 1
-                is_over = token == TEXT_GAP
-            if is_over:
-                break
-            if matched == length and history + length < tokens.size and tokens[history + length] == token:
-                matched += 1
-            elif matched == length:
-                wrong = token
-            length += 1
-            score += probability
-            partial[length] = score
-        for k in range(depth):
-            reached = min(length, limit, k + 1)
-            if partial[reached] >= scores[k]:
-                lengths[k] = reached
-                matches[k] = min(matched, reached)
-                wrongs[k] = wrong
-                scores[k] = partial[reached]
-
-
-@njit(cache=True, nogil=True)
-def _walk(tree: SuffixTree, tokens: NDArray[np.int32], start: int, length: int) -> tuple[int, int]:
-    """Where `tokens[start : start + length]` ends in the tree: its node, and its place in that node's tail or NONE.
-
-    (NONE, NONE) where the tree does not hold it.
-    """
-    node = ROOT
-    tail = NONE
-    for position in range(start, start + length):
-        if tail == NONE and tree.nodes[node, CHILD] == NONE:
-            tail = tree.nodes[node, TAIL]
-            if tail == NONE:
-                return NONE, NONE
-        if tail != NONE:
-            if tree.text[tail] != tokens[position]:
-                return NONE, NONE
-            tail += 1
-            continue
-        node = find_child(tree, node, tokens[position])
-        if node == NONE:
-            return NONE, NONE
-    return node, tail

@@ -134,6 +134,29 @@ def start_sequence(tree: SuffixTree) -> None:
 
 
 @njit(cache=True, nogil=True)
+def resume_sequence(tree: SuffixTree, start: int, length: int, active: NDArray[np.int32], num_active: int) -> None:
+    """Go on with a sequence whose tokens so far are `text[start : start + length]`, after others were extended.
+
+    `active` [D + 1], `num_active`: what the tree held of it when its newest token was appended. Where another sequence
+    has since come to the end of a tail of this one, the tail is a node now, and that suffix is active again.
+    """
+    end = start + length
+    tree.state[RUN_START] = start
+    tree.state[TEXT_END] = end
+    tree.text[end] = TEXT_GAP
+    tree.active[:] = active
+    tree.active[0] = ROOT
+    # What holds for a suffix holds for all shorter ones.
+    while num_active < min(length, tree.active.size - 1):
+        node, tail = find_path(tree, tree.text, end - num_active - 1, num_active + 1)
+        if tail != NONE or tree.nodes[node, TAIL] != NONE:
+            break
+        num_active += 1
+        tree.active[num_active] = node
+    tree.state[NUM_ACTIVE] = num_active
+
+
+@njit(cache=True, nogil=True)
 def append_token(tree: SuffixTree, token: int) -> None:
     """Extend the running sequence by one token.
 
@@ -180,6 +203,30 @@ def find_child(tree: SuffixTree, parent: int, token: int) -> int:
             return node
         slot = (slot + 1) & (tree.table.size - 1)
     return NONE
+
+
+@njit(cache=True, nogil=True)
+def find_path(tree: SuffixTree, tokens: NDArray[np.int32], start: int, length: int) -> tuple[int, int]:
+    """Where `tokens[start : start + length]` ends in the tree: its node, and its place in that node's tail or NONE.
+
+    (NONE, NONE) where the tree does not hold it.
+    """
+    node = ROOT
+    tail = NONE
+    for position in range(start, start + length):
+        if tail == NONE and tree.nodes[node, CHILD] == NONE:
+            tail = tree.nodes[node, TAIL]
+            if tail == NONE:
+                return NONE, NONE
+        if tail != NONE:
+            if tree.text[tail] != tokens[position]:
+                return NONE, NONE
+            tail += 1
+            continue
+        node = find_child(tree, node, tokens[position])
+        if node == NONE:
+            return NONE, NONE
+    return node, tail
 
 
 @njit(cache=True, nogil=True)
