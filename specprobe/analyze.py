@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from specprobe.acceptance import Acceptance
 from specprobe.checks import check_acceptance, check_responses, is_degenerate_loop
 from specprobe.drafters import DraftContext, Limits, Parsed, is_model_free, parse_drafter
+from specprobe.drafters.suffix import SuffixDrafter
 from specprobe.drafting import open_all, replay_all
 from specprobe.entropy import summarize_entropy
 from specprobe.errors import SpecprobeError
@@ -129,7 +130,7 @@ def _drafters(options: AnalyzeOptions, profile: Profile) -> list[Parsed]:
     for number, drafter in enumerate(drafters):
         if drafter in drafters[:number]:
             raise SpecprobeError(f"--drafter: {drafter.name} is named twice with the same settings")
-    return drafters
+    return [replace(d, in_flight=options.in_flight) if isinstance(d, SuffixDrafter) else d for d in drafters]
 
 
 def _drafter_specs(options: AnalyzeOptions, profile: Profile) -> tuple[str, ...]:
@@ -217,6 +218,7 @@ def _settings_record(
         "first_turn": options.read.first_turn,
         "dedupe": options.read.dedupe,
         "max_prompts": options.read.max_prompts,
+        **({"in_flight": options.in_flight} if options.in_flight > 1 else {}),
         **generation,
     }
 
@@ -255,6 +257,14 @@ def _all_notices(
                 "suffix_tree_by_temperature",
                 "suffix: each temperature begins with an empty shared tree, where a server has one for all of its "
                 "requests; on it they would accept somewhat more",
+            )
+        )
+    hybrids = {result.drafter for result in results if result.drafter.startswith("hybrid:suffix+")}
+    if options.in_flight > 1 and hybrids:
+        notices.append(
+            Notice(
+                "hybrid_in_flight",
+                f"{', '.join(sorted(hybrids))}: replayed one request at a time, since --in-flight is for suffix alone",
             )
         )
     if options.read.group_by is not None and not any(t.group for found in sources.sets for t in found.trajectories):

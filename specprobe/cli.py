@@ -214,6 +214,13 @@ def analyze(
         int, typer.Option("--batch-size", help="Responses generated together.")
     ] = defaults.BATCH_SIZE,
     seed: Annotated[int, typer.Option("--seed", help="Seed of sampled responses.")] = 0,
+    in_flight: Annotated[
+        int,
+        typer.Option(
+            "--in-flight",
+            help="Requests in flight: suffix decoding's shared tree sees their tokens interleaved.",
+        ),
+    ] = 1,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the run to this file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -255,6 +262,7 @@ def analyze(
         max_model_len=max_model_len,
         batch_size=batch_size,
         seed=seed,
+        in_flight=in_flight,
         read=ReadOptions(
             format=format_name,
             prompt_field=prompt_field,

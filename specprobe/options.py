@@ -34,7 +34,7 @@ class AnalyzeOptions:
     generated, and for what the log says where they are logged; FROM_LOG for each row's own, with its other sampling
     settings. `processors`: what else requests ask for, where the log is not asked or does not say. `samples`:
     responses to each prompt above temperature 0. `draft_sampling`: None for what the engine offers. `tokenizer`: for
-    logged text, None for the target's.
+    logged text, None for the target's. `in_flight`: requests that write side by side, for what they share.
     """
 
     prompts: tuple[str, ...]
@@ -54,6 +54,7 @@ class AnalyzeOptions:
     max_model_len: int | None = None
     batch_size: int = defaults.BATCH_SIZE
     seed: int = 0
+    in_flight: int = 1
     read: ReadOptions = field(default_factory=ReadOptions)
 
     def __post_init__(self) -> None:
@@ -64,6 +65,7 @@ class AnalyzeOptions:
             ("max-new-tokens", self.max_new_tokens),
             ("batch-size", self.batch_size),
             ("samples", self.samples),
+            ("in-flight", self.in_flight),
         ):
             if value < 1:
                 raise SpecprobeError(f"--{name} {value}: must be at least 1")

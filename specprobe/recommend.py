@@ -18,11 +18,14 @@ from specprobe.refusals import is_broken, matches_exactly, undecidable
 from specprobe.run import ResponseRecord, Run
 from specprobe.serving import Served, Serving, Traffic
 from specprobe.speedup import DEPTH_TOLERANCE, best_depth, cost_keys, has_cost, speedup_counts, speedups
+from specprobe.units import format_plural
 
 # Less is not worth a flag, a deployment and a second thing to watch; published results scatter by as much.
 WORTHWHILE_SPEEDUP = 1.05
 # No engine runs more sequences at once by default, and a longer table helps nobody.
 LARGEST_SCHEDULED_BATCH = 1024
+# Below it, what the load changes in suffix's acceptance is less than its interval is wide (docs/drafters.md).
+FAR_IN_FLIGHT = 4
 VerdictName = Literal["speculate", "dont", "close"]
 Preference = Literal["simple", "fast"]
 
@@ -112,6 +115,7 @@ def recommend(
     # What is scheduled and exported for all is what the first verdict to speculate wants, else the largest gain.
     leading = next((v for v in verdicts if v.verdict == "speculate"), max(verdicts, key=lambda v: v.best.speedup))
     chosen = next(i for i, acceptance in enumerate(acceptances) if is_of(acceptance, leading.best))
+    in_flight = [verdict.concurrency for verdict in verdicts]
     return Recommendation(
         cost=cost,
         engine_profile=run.engine_profile,
@@ -127,7 +131,8 @@ def recommend(
             *([Notice("no_drafting_time", _no_drafting_time(uncosted))] if uncosted else []),
             *left_out,
             *_unknown_keys(run, cost),
-            *_notices(acceptances, lengths, cost, [verdict.concurrency for verdict in verdicts]),
+            *_suffix_in_flight(run, acceptances, in_flight),
+            *_notices(acceptances, lengths, cost, in_flight),
             *_served_notices(verdicts, traffics),
         ),
         undecided=undecided,
@@ -170,6 +175,18 @@ def _unknown_keys(run: Run, cost: CostTable) -> list[Notice]:
         return []
     names = ", ".join(inert(name, 80) for name in unknown)
     return [Notice("unknown_drafter_seconds", f"the cost gives drafting times of {names}, which the run lacks")]
+
+
+def _suffix_in_flight(run: Run, acceptances: Sequence[Acceptance], concurrencies: Sequence[int]) -> list[Notice]:
+    """Verdicts for a load far from the one whose shared tree was replayed."""
+    if not any(a.drafter == "suffix" and a.config.get("max_cached_requests") != 0 for a in acceptances):
+        return []
+    far = [c for c in concurrencies if not run.in_flight / FAR_IN_FLIGHT <= c <= run.in_flight * FAR_IN_FLIGHT]
+    if not far:
+        return []
+    replayed = f"suffix's shared tree was replayed with {format_plural(run.in_flight, 'request')} in flight"
+    asked = ", ".join(f"--in-flight {c} for {c}" for c in far)
+    return [Notice("suffix_in_flight", f"{replayed}; analyze with {asked}")]
 
 
 def _no_drafting_time(drafters: Sequence[str]) -> str:

@@ -124,6 +124,9 @@ def _what_was_measured(run: Run) -> RenderableType:
     if sampling := _sampling(run.settings):
         grid.add_row("sampling", Text(sampling))
     grid.add_row("engine rules", Text(run.engine_profile))
+    if run.in_flight > 1:
+        requests = format_plural(run.in_flight, "request")
+        grid.add_row("in flight", Text(f"{requests}, whose tokens fill suffix decoding's shared tree side by side"))
     return grid
 
 

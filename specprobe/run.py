@@ -65,6 +65,11 @@ class Run:
         return {lengths.temperature: lengths for lengths in self.responses}[temperature]
 
     @property
+    def in_flight(self) -> int:
+        """How many requests ran side by side; older runs have one."""
+        return int(self.settings.get("in_flight", 1))
+
+    @property
     def temperatures(self) -> list[float]:
         """The temperatures of the run, in the order asked for."""
         return [lengths.temperature for lengths in self.responses]

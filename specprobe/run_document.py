@@ -191,6 +191,7 @@ def _run_from_json(document: Mapping[str, Any]) -> Run:
     _expect((document["target"] or {}).get("name", ""), str, "target name")
     _expect(document["engine_profile"], str, "engine_profile")
     _expect(document["settings"], dict, "settings")
+    _expect(document["settings"].get("in_flight", 1), int, "in_flight")
     return Run(
         workload=document["workload"],
         target=document["target"],

@@ -234,6 +234,7 @@ ANSWERED = {"id": 1, "prompt_token_ids": TOKENS, "output_token_ids": TOKENS}
         (["analyze", "log.jsonl", "--max-new-tokens", "0"], "--max-new-tokens"),
         (["analyze", "log.jsonl", "--batch-size", "0"], "--batch-size"),
         (["analyze", "log.jsonl", "--seed", "-1"], "--seed"),
+        (["analyze", "log.jsonl", "--in-flight", "0"], "--in-flight 0"),
         (["analyze", "log.jsonl", "--format", "telepathy"], "--format"),
         (["analyze", "log.jsonl", "--target", "./no-such-model"], "no-such-model"),
         (["analyze", "log.jsonl", "--quick"], "--quick"),

@@ -74,9 +74,9 @@ def compute_bound(batch, query):
     return 0.001 * batch * query
 
 
-def advise(results, table, *concurrencies, profile="vllm@0.33", notices=(), record=None, **further):
+def advise(results, table, *concurrencies, profile="vllm@0.33", notices=(), record=None, settings=(), **further):
     record = record or lengths(len(results[0].ids))
-    run = Run({}, None, profile, {}, (record,), tuple(results), tuple(notices))
+    run = Run({}, None, profile, dict(settings), (record,), tuple(results), tuple(notices))
     return recommend(run, 0.0, table, [Traffic(concurrency) for concurrency in concurrencies], **further)
 
 
@@ -223,6 +223,25 @@ def test_what_the_cost_table_does_not_cover_is_said():
     codes = {notice.code for notice in advise([acceptance(0.5)], shallow, 1).notices}
     assert "cost_query_not_covered" in codes
     assert not advise([acceptance(0.5)], cost(memory_bound), 8).notices
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "concurrencies", "far"),
+    [(1, (1, 4), None), (1, (1, 5, 64), (5, 64)), (16, (4, 64), None), (16, (3, 16, 65), (3, 65))],
+)
+def test_a_load_far_from_what_filled_the_shared_tree_is_said_once(in_flight, concurrencies, far):
+    settings = {} if in_flight == 1 else {"in_flight": in_flight}
+
+    def said(*results):
+        found = advise(results, cost(memory_bound), *concurrencies, settings=settings).notices
+        return [notice.message for notice in found if notice.code == "suffix_in_flight"]
+
+    assert said(acceptance(0.3)) == []
+    messages = said(acceptance(0.3), acceptance(0.8, drafter="suffix"), acceptance(0.7, drafter="suffix"))
+    assert len(messages) == (far is not None)
+    for message in messages:
+        assert f"with {in_flight} request" in message
+        assert message.endswith(", ".join(f"--in-flight {c} for {c}" for c in far))
 
 
 def test_a_run_without_rounds_is_refused():

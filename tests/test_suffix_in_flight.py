@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import SharedSuffixCache, make_trajectory, run_in_flight
 
+from specprobe.cli import run_command
 from specprobe.drafters import Limits
 from specprobe.drafters.suffix import SuffixDrafter
 from specprobe.drafters.suffix_in_flight import propose_in_flight
@@ -131,3 +134,31 @@ def test_without_a_shared_tree_nothing_depends_on_what_is_in_flight():
     one, many = (replay(SuffixDrafter(max_cached_requests=0, in_flight=n), works, 4) for n in (1, 5))
     assert (one.accepted_at == many.accepted_at).all()
     assert (one.rounds == many.rounds).all()
+
+
+def test_the_command_line_says_and_keeps_what_was_in_flight(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"id": i, "prompt_token_ids": p, "output_token_ids": o} for i, (p, o, _) in enumerate(similar_texts(9, 3))]
+    Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def document(*arguments: str):
+        assert run_command(["analyze", "log.jsonl", "--json", *arguments]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    plain, one, many = document(), document("--in-flight", "1"), document("--in-flight", "4")
+    assert plain == one
+    assert "in_flight" not in one["settings"]
+    assert many["settings"]["in_flight"] == 4
+    by_name = [{result["drafter"]: result for result in found["results"]} for found in (one, many)]
+    assert by_name[0]["ngram"] == by_name[1]["ngram"]
+    assert by_name[0]["suffix"]["config"] == by_name[1]["suffix"]["config"]
+    assert by_name[0]["suffix"]["per_prompt"] != by_name[1]["suffix"]["per_prompt"]
+
+    assert run_command(["analyze", "log.jsonl", "--in-flight", "4"]) == 0
+    assert "4 requests, whose tokens fill" in " ".join(capsys.readouterr().out.split())
+    assert run_command(["analyze", "log.jsonl"]) == 0
+    assert "in flight" not in capsys.readouterr().out
+    # A damaged run is refused, not tripped over.
+    Path("run.json").write_text(json.dumps({**many, "settings": {**many["settings"], "in_flight": "x"}}))
+    assert run_command(["recommend", "run.json"]) == 2
+    assert "in_flight" in capsys.readouterr().err
