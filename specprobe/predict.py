@@ -18,23 +18,10 @@ import numpy as np
 from specprobe.published import Cell
 from specprobe.roofline import Deployment, prefill_seconds, round_seconds, step_seconds
 from specprobe.roofline_constants import EFFICIENCIES, Efficiencies
+from specprobe.scales import UNSCALED, Scales
 
 # How many devices an anchored row may have run on; the one whose baselines are nearest to the measured ones is taken.
 DEVICE_COUNTS = (1, 2, 4, 8, 16)
-
-
-@dataclass(frozen=True, slots=True)
-class Scales:
-    """Factors on the constants, 1 before calibration.
-
-    host: everything an engine adds to a step of its own; memory, compute: seconds of bytes and of operations;
-    drafting: a drafter's step and what a speculative round adds.
-    """
-
-    host: float = 1.0
-    memory: float = 1.0
-    compute: float = 1.0
-    drafting: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +29,7 @@ class Predictor:
     """Predicts cells under given constants."""
 
     efficiencies: Efficiencies = EFFICIENCIES
-    scales: Scales = Scales()
+    scales: Scales = UNSCALED
     overhead_factors: tuple[tuple[str, float], ...] = ()
     """Factors on single fields of every engine's overhead, by name: for perturbation."""
 
@@ -98,21 +85,9 @@ class Predictor:
         return min(DEVICE_COUNTS, key=mismatch)
 
     def _deployment(self, cell: Cell, devices: int) -> Deployment:
-        overhead, scales = cell.overhead, self.scales
+        overhead = cell.overhead
         overhead = replace(overhead, **{name: getattr(overhead, name) * by for name, by in self.overhead_factors})
-        overhead = replace(
-            overhead,
-            step=overhead.step * scales.host,
-            sequence=overhead.sequence * scales.host,
-            layer=overhead.layer * scales.host,
-            moe_layer=overhead.moe_layer * scales.host,
-            round=overhead.round * scales.drafting,
-            round_sequence=overhead.round_sequence * scales.drafting,
-            draft_step=overhead.draft_step * scales.drafting,
-            tree=overhead.tree * scales.drafting,
-            bandwidth_factor=overhead.bandwidth_factor / scales.memory,
-            compute_factor=overhead.compute_factor / scales.compute,
-        )
+        overhead = self.scales.applied_to(overhead)
         return Deployment(cell.shape, cell.quantisation, cell.hardware, devices, overhead, self.efficiencies)
 
     def _context(self, cell: Cell) -> float:

@@ -9,7 +9,7 @@ origin are in roofline_constants.py, shapes in shapes.py, data sheets in hardwar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from specprobe.cost import CostPoint
@@ -147,8 +147,15 @@ def method_kind(method: str) -> str | None:
     return METHODS.get(_compact(method))
 
 
-def find_drafter(method: str, name: str, target: Shape, quantisation: Quantisation) -> Drafter:
-    """The drafter of a method, its shape by name where that is known, else as the method has it for this target.
+def find_drafter(
+    method: str,
+    name: str,
+    target: Shape,
+    quantisation: Quantisation,
+    *,
+    shape_of: Callable[[str], Shape] = find_shape,
+) -> Drafter:
+    """The drafter of a method, its shape by name where `shape_of` knows it, else as the method has it for this target.
 
     A head is one layer of the target's sizes, dense for EAGLE (the target's own for MTP), and an LM head. A draft model
     has no such default: raises SpecprobeError where its shape is unknown, as for an unknown method.
@@ -159,12 +166,12 @@ def find_drafter(method: str, name: str, target: Shape, quantisation: Quantisati
     if kind == "none":
         return Drafter("none")
     if kind == "model":
-        shape = find_shape(name)
+        shape = shape_of(name)
         # Only a name that says so has other bits than 16; a quantised target does not quantise its drafter.
         return Drafter("model", shape, quantisation_of("", shape))
     if kind == "mtp":
         return Drafter("mtp", one_layer(target), quantisation)
-    known = _known_head(name)
+    known = _known_head(name, shape_of)
     if known is not None:
         return Drafter(kind, known, quantisation_of("", known))
     vocab = EAGLE3_VOCAB if "eagle3" in _compact(method) else 0
@@ -288,9 +295,9 @@ def cost_points(
     )
 
 
-def _known_head(name: str) -> Shape | None:
+def _known_head(name: str, shape_of: Callable[[str], Shape]) -> Shape | None:
     try:
-        return find_shape(name) if name else None
+        return shape_of(name) if name else None
     except SpecprobeError:
         return None
 
