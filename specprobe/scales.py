@@ -18,15 +18,6 @@ from scipy.optimize import least_squares
 from specprobe.hardware import Hardware
 from specprobe.roofline_constants import Overhead
 
-# Standard deviations of log(factor): host overheads differ by a factor of two between machines and versions, achieved
-# bandwidth and compute by a fifth and a third, a drafter's steps by two.
-PRIOR_DEVIATIONS: Mapping[str, float] = MappingProxyType({"host": 0.5, "memory": 0.2, "compute": 0.35, "drafting": 0.7})
-# `cpu` of the table of hardware is a class of machines, from one core to hundreds: a factor of ten either way is two
-# standard deviations.
-PRIOR_DEVIATIONS_OF_A_CLASS: Mapping[str, float] = MappingProxyType(
-    {"host": 1.2, "memory": 1.2, "compute": 1.2, "drafting": 1.2}
-)
-CLASSES_OF_HARDWARE = ("cpu",)
 # Of log(factor) either way: beyond, the points are not of what was named.
 WIDEST = 4.0
 MOST_EVALUATIONS = 60
@@ -68,6 +59,37 @@ UNSCALED = Scales()
 
 
 @dataclass(frozen=True, slots=True)
+class Prior:
+    """Standard deviations of log(factor), each factor's own; `shared` is one more that the factors in `together` have
+    in common.
+    """
+
+    deviations: Mapping[str, float]
+    shared: float = 0.0
+    together: tuple[str, ...] = ()
+
+    def covariance(self) -> Floats:
+        """Of the logarithms, in the order of `deviations`."""
+        moves = np.array([name in self.together for name in self.deviations], dtype=np.float64)
+        own = np.diag(np.square(list(self.deviations.values())))
+        return own + self.shared**2 * np.outer(moves, moves)
+
+
+# Host overheads differ by a factor of two between machines and versions, achieved bandwidth and compute by a fifth and
+# a third, a drafter's steps by two.
+PRIOR = Prior(MappingProxyType({"host": 0.5, "memory": 0.2, "compute": 0.35, "drafting": 0.7}))
+# `cpu` of the table of hardware is a class of machines, from one core to hundreds. Its size moves all of a step
+# together: a factor of ten either way is two standard deviations; beside it, bandwidth and compute of processors
+# differ by more than those of accelerators, whose data sheets say what they are.
+PRIOR_OF_A_CLASS = Prior(
+    MappingProxyType({"host": 0.5, "memory": 0.5, "compute": 0.5, "drafting": 0.7}),
+    shared=1.2,
+    together=("host", "memory", "compute"),
+)
+CLASSES_OF_HARDWARE = ("cpu",)
+
+
+@dataclass(frozen=True, slots=True)
 class ScaleFit:
     """Fitted factors, with the standard deviation of each one's logarithm after and before the points were seen."""
 
@@ -76,27 +98,32 @@ class ScaleFit:
     prior_deviations: Mapping[str, float]
 
 
-def prior_deviations(hardware: Hardware) -> Mapping[str, float]:
-    """How far factors may be from 1 on this hardware before anything is measured on it."""
-    return PRIOR_DEVIATIONS_OF_A_CLASS if hardware.name in CLASSES_OF_HARDWARE else PRIOR_DEVIATIONS
+def prior_of(hardware: Hardware) -> Prior:
+    """What is known of the factors on this hardware before anything is measured on it."""
+    return PRIOR_OF_A_CLASS if hardware.name in CLASSES_OF_HARDWARE else PRIOR
 
 
-def fit_scales(misfits: Callable[[Scales], Floats], deviations: Mapping[str, float] = PRIOR_DEVIATIONS) -> ScaleFit:
-    """The factors that make the squared `misfits` (in standard deviations) and the priors' the least.
+def fit_scales(misfits: Callable[[Scales], Floats], prior: Prior = PRIOR) -> ScaleFit:
+    """The factors that make the squared `misfits` (in standard deviations) and the prior's the least.
 
-    The deviations after the fit are those of the normal approximation at the least squares: (J^T J)^-1, priors
+    The deviations after the fit are those of the normal approximation at the least squares: (J^T J)^-1, the prior
     included.
     """
-    names = list(deviations)
-    prior = np.array([deviations[name] for name in names])
+    names = list(prior.deviations)
+    whiten = np.linalg.inv(np.linalg.cholesky(prior.covariance()))
 
     def scales(logs: Floats) -> Scales:
         return Scales(**dict(zip(names, np.exp(logs).tolist(), strict=True)))
 
     def residuals(logs: Floats) -> Floats:
-        return np.concatenate([misfits(scales(logs)), logs / prior])
+        return np.concatenate([misfits(scales(logs)), whiten @ logs])
 
     fitted = least_squares(residuals, np.zeros(len(names)), bounds=(-WIDEST, WIDEST), max_nfev=MOST_EVALUATIONS)
     jacobian = np.asarray(fitted.jac)
     after = np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian)))
-    return ScaleFit(scales(fitted.x), dict(zip(names, after.tolist(), strict=True)), dict(deviations))
+    before = np.sqrt(np.diag(prior.covariance()))
+    return ScaleFit(
+        scales(fitted.x),
+        dict(zip(names, after.tolist(), strict=True)),
+        dict(zip(names, before.tolist(), strict=True)),
+    )
