@@ -55,7 +55,7 @@ TOLD_BY = {
     "host": "steps of few sequences beside steps of many",
     "memory": "a step of one sequence at a short context and one at a long",
     "compute": "steps of many sequences, or of several query tokens",
-    "drafting": "a speculative run",
+    "drafting": "speculative runs, of few sequences and of several depths",
 }
 
 
@@ -113,6 +113,10 @@ class Calibration:
     def factors(self) -> dict[str, float]:
         """By name."""
         return {name: getattr(self.fit.scales, name) for name in self.fit.deviations}
+
+    def uncertainty(self, name: str) -> tuple[float, float]:
+        """One standard deviation of a factor either way, as a factor itself: after the points, and before."""
+        return math.exp(self.fit.deviations[name]), math.exp(self.fit.prior_deviations[name])
 
     def is_identified(self, name: str) -> bool:
         """Whether the points tell this factor, or its prior does."""
@@ -324,7 +328,7 @@ def _notices(setup: Setup, fit: ScaleFit, points: Sequence[FittedPoint]) -> list
         )
     achieved = scaled(setup.deployment, fit.scales).bandwidth_bytes_per_second
     peak = setup.deployment.hardware.bandwidth_bytes_per_second * setup.deployment.ways
-    if achieved > peak:
+    if achieved > 1.05 * peak:
         notices.append(
             Notice(
                 "faster_than_data_sheet",

@@ -409,6 +409,104 @@ def fit(
 
 
 @app.command()
+def calibrate(
+    points: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[POINTS]...",
+            help="Measured points, CSV or JSON (docs/cost.md), or results of `vllm bench serve`.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="The target that was measured: a name, or a folder with config.json.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="What it ran on, such as h200, or cpu.")] = None,
+    tp: Annotated[int, typer.Option("--tp", help="Over how many of them each layer was split.")] = 1,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="Weights: bf16, fp8, awq-int4, float32 and so on. Default: the checkpoint's."),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", help="What served it: vllm, sglang, trtllm, hf, llama.cpp, mlx.")
+    ] = defaults.ENGINE,
+    depth: Annotated[
+        int, typer.Option("--depth", help="Most draft tokens per round that the cost file is for.")
+    ] = defaults.DEPTH,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drafter",
+            help="A drafter that the cost file is to have beside ngram, suffix and those of the points: draft:MODEL, "
+            "eagle3 and so on; may be repeated.",
+        ),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server", help="Time a live server, such as http://localhost:8000/v1, started without speculation."
+        ),
+    ] = None,
+    server_model: Annotated[
+        str | None, typer.Option("--server-model", help="What the server calls the model. Default: its only one.")
+    ] = None,
+    concurrency: Annotated[
+        str, typer.Option("--concurrency", help="With --server: requests at once, such as 1,4,16.")
+    ] = "1,4,16",
+    context: Annotated[str, typer.Option("--context", help="With --server: prompt tokens, such as 256,2048.")] = "256",
+    output_tokens: Annotated[int, typer.Option("--output-tokens", help="With --server: tokens of an answer.")] = 64,
+    repeats: Annotated[int, typer.Option("--repeats", help="With --server: how often each level is timed.")] = 3,
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="With --server: seconds without a byte until it counts as hanging.")
+    ] = 120.0,
+    keep_points: Annotated[
+        Path | None,
+        typer.Option(
+            "--keep-points", help="With --server: a file for the points; what it holds already is not timed again."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The cost file. Default: .specprobe/calibrated.json.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit the roofline's few constants to measured step times, and save a cost file for recommend."""
+    from specprobe.calibrate_run import CalibrateOptions, ServerOptions, run_calibration
+    from specprobe.engine_probe import ProbePlan
+    from specprobe.progress import OnStderr
+
+    asked = None
+    if server is not None:
+        plan = ProbePlan(
+            concurrencies=_numbers(concurrency, "--concurrency", int),
+            contexts=_numbers(context, "--context", int),
+            output_tokens=output_tokens,
+            repeats=repeats,
+        )
+        asked = ServerOptions(server, server_model, plan, timeout, keep_points)
+    options = CalibrateOptions(
+        points=tuple(points or ()),
+        server=asked,
+        model=model,
+        gpu=gpu,
+        devices=tp,
+        dtype=dtype,
+        engine=engine,
+        depth=depth,
+        drafters=tuple(drafter or ()),
+        out=out,
+    )
+    calibration, path = run_calibration(options, OnStderr())
+    if as_json:
+        _print_json(calibration.to_json(path))
+        _warn_on_stderr(calibration.notices)
+    else:
+        from specprobe.calibrate_report import render_calibration
+
+        _print(render_calibration(calibration, path))
+
+
+@app.command()
 def backtest(
     table: Annotated[
         Path, typer.Argument(metavar="FILE.csv", help="Measured speed-ups, in the columns of docs/validation.md.")

@@ -108,7 +108,8 @@ def timing_of_row(row: Mapping[str, Any], where: str) -> Timing:
         raise cells.wrong("seconds", "missing; a step of several query tokens needs its time, no rate stands for it")
     else:
         seconds, deviation = cells.sensible(batch / cells.rate(), "tokens_per_second"), RATE_DEVIATION
-    return StepTiming(where, batch, query_tokens, context, seconds, deviation)
+    from_engine = row.get("source") == "engine"
+    return StepTiming(where, batch, query_tokens, context, seconds, deviation, from_engine)
 
 
 def _round_of_row(cells: _Row, method: str, batch: int, context: float) -> RoundTiming:

@@ -22,14 +22,14 @@ def keep_run(document: str, out: Path | None) -> Path:
     return path
 
 
-def check_out(out: Path) -> None:
-    """Refuse what cannot become a run's file before hours are spent on the run."""
+def check_out(out: Path, option: str = "--out") -> None:
+    """Refuse what cannot become a file before hours are spent on what it is to hold."""
     with file_errors(out):
         if out.exists() and not out.is_file():
-            raise SpecprobeError(f"--out {out}: is no regular file; give the name of a file")
+            raise SpecprobeError(f"{option} {out}: is no regular file; give the name of a file")
         parent = next(folder for folder in out.absolute().parents if folder.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK):
-            raise SpecprobeError(f"--out {out}: {parent} cannot be written to; give another place")
+            raise SpecprobeError(f"{option} {out}: {parent} cannot be written to; give another place")
 
 
 def last_run() -> Path:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -95,6 +96,7 @@ def calibrate_on(data: dict[str, Any], cells: Sequence[tuple[str, int]] = FITTED
 def round_seconds(cost: CostTable, at: float, method: str, depth: int, coverage: float) -> Callable[[float], float]:
     """Seconds of a round by batch, out of the cost table; of a plain step at depth 0."""
 
+    @cache
     def seconds(batch: float) -> float:
         surface = cost.at_context(at)
         verify = float(np.interp(1 + coverage * depth, surface.query_tokens, surface.at_batch(batch)[0]))
