@@ -24,6 +24,8 @@ from specprobe.notices import inert
 KEY_VARIABLES = ("SPECPROBE_API_KEY", "OPENAI_API_KEY")
 LONGEST_LINE = 2**20
 LONGEST_BODY = 2**22
+# A token has one chunk; some servers send an empty one more here and there.
+MOST_CHUNKS_A_TOKEN = 4
 # What servers answer to a field that they do not take.
 FIELD_REFUSED = (400, 422)
 
@@ -132,6 +134,8 @@ def stream_completion(server: Server, body: dict[str, Any], is_stopped: Callable
             # The last chunk may carry nothing but why it ended.
             if any(isinstance(one, dict) and (one.get("text") or not one.get("finish_reason")) for one in choices):
                 times.append(now)
+            if len(times) > MOST_CHUNKS_A_TOKEN * body["max_tokens"]:
+                raise SpecprobeError(f"{server.name}: does not stop at max_tokens; look into the server's log")
     return Answer(tuple(times), _count(usage, "prompt_tokens"), _count(usage, "completion_tokens"))
 
 

@@ -1,4 +1,4 @@
-"""Cost files: a `CostTable` as JSON, or step times as CSV, with every number checked (docs/method.md, "Cost files")."""
+"""Cost files: a `CostTable` as JSON, or step times as CSV, with every number checked (docs/cost.md)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_cost_file(path: Path) -> CostTable:
     try:
         if path.suffix.lower() == ".csv":
             return CostTable("file", *_points_of_csv(path))
-        return _cost_from_json(read_document(path, SCHEMA, "see 'Cost files' in docs/method.md"))
+        return _cost_from_json(read_document(path, SCHEMA, "see 'Cost files' in docs/cost.md"))
     except SpecprobeError as error:
         message = str(error)
         raise SpecprobeError(message if message.startswith(str(path)) else f"{path}: {message}") from None
@@ -150,7 +150,7 @@ def _csv_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     try:
         header = [(name or "").strip().lower() for name in reader.fieldnames or ()]
         if missing := [name for name in CSV_COLUMNS if name not in header]:
-            raise SpecprobeError(f"no column {', '.join(missing)}; see 'Cost files' in docs/method.md")
+            raise SpecprobeError(f"no column {', '.join(missing)}; see 'Cost files' in docs/cost.md")
         known = {*CSV_COLUMNS, "drafter", "depth", "spread_seconds", "repeats", "outliers"}
         reader.fieldnames = header
         return [

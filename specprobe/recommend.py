@@ -192,7 +192,7 @@ def _suffix_in_flight(run: Run, acceptances: Sequence[Acceptance], concurrencies
 def _no_drafting_time(drafters: Sequence[str]) -> str:
     return (
         f"{', '.join(drafters)}: how long drafting takes is not known, so no speed-up can be given; name it in a cost "
-        "file, under drafter_seconds (docs/method.md, Cost files)"
+        "file, under drafter_seconds (docs/cost.md, Cost files)"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -30,6 +31,7 @@ class Behaviour:
     hangs_seconds: float = 0.0
     raw: bytes | None = None
     longest_answer: int = 10_000
+    is_endless: bool = False
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -70,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(told.first_chunk)
             return
         chunks = min(body["max_tokens"], told.longest_answer) // told.tokens_a_chunk
-        for number in range(chunks):
+        for number in itertools.count() if told.is_endless else range(chunks):
             time.sleep(told.step_seconds(self.server.running))
             end = "length" if number == chunks - 1 else None
             self.chunk({"choices": [{"text": "ab" * told.tokens_a_chunk, "finish_reason": end}]})

@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from specprobe.cli import app, run_command
+from specprobe.cost_files import read_cost_file
 from specprobe.profiles import PROFILES
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +42,9 @@ def commands() -> list[list[str]]:
 def can_run(arguments: list[str]) -> bool:
     """Only what needs neither the Hub nor a file that a reader would have to bring."""
     if {"--target", "--tokenizer", "--cost", "--ladder"} & set(arguments):
+        return False
+    # Points are a reader's own; those that a page gives are calibrated on below.
+    if arguments[0] == "calibrate":
         return False
     if arguments[0] in ("inspect", "analyze"):
         return (ROOT / arguments[1]).exists()
@@ -134,3 +138,20 @@ def test_the_drafter_of_the_docs_runs_as_shown(tmp_path, monkeypatch, capsys):
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert result["config"]["note"] == "kept with the result"
     assert result["per_prompt"][1]["accepted_at"] == [1, 1]
+
+
+def test_the_points_of_the_docs_are_calibrated_on_as_shown(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / "cost.md").read_text()
+    cost_table, points = re.findall(r"^```csv\n(.*?)^```", page, re.M | re.S)
+    (document,) = re.findall(r"^```json\n(.*?)^```", page, re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("points.csv", points), ("by_hand.csv", cost_table), ("by_hand.json", document)):
+        Path(name).write_text(content)
+    shown = [arguments for arguments in COMMANDS if arguments[:2] == ["calibrate", "points.csv"]]
+    assert shown
+    for arguments in shown:
+        assert run_command(arguments) == 0
+    # The figures of the page are plausible ones: no point is far from the fit.
+    assert "warning" not in capsys.readouterr().out
+    for name in ("cost.json", "by_hand.csv", "by_hand.json"):
+        assert read_cost_file(Path(name)).points

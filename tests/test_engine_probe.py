@@ -150,6 +150,7 @@ FAILURES = {
     "no usage": ({"usage": False}, "include_usage"),
     "speculates": ({"tokens_a_chunk": 3}, "3.0 tokens a chunk"),
     "ends at once": ({"longest_answer": 4}, "never ran together"),
+    "never stops": ({"is_endless": True}, "does not stop at max_tokens"),
     "no HTTP": ({"raw": b"hello\r\n"}, "does not speak HTTP"),
     "hangs": ({"hangs_seconds": 1.0}, "silent for 0.2 s"),
     "no model": ({"models": {"data": []}}, "--server-model"),
