@@ -49,7 +49,7 @@ MOST_DEPTH = 64
 # What a run calls the methods that users' tables and engines call otherwise, in letters and digits only.
 METHOD_KEYS = {"draftmodel": "draft", "assisted": "draft", "nextn": "mtp", "pld": "ngram", "promptlookup": "ngram"}
 # Drafters without a model; any run may hold them.
-MODEL_FREE = ("ngram", "suffix")
+OF_ANY_RUN = ("ngram", "suffix")
 # What would tell a factor, for those that were not.
 TOLD_BY = {
     "host": "steps of few sequences beside steps of many",
@@ -203,7 +203,7 @@ def calibrate_points(
     named = {**models, **{one: find_model(setup, *one) for one in asked}}
     cost = roofline_cost(
         scaled(setup.deployment, fit.scales),
-        {**{name: Drafter("none") for name in MODEL_FREE}, **_by_key(named)},
+        {**{name: Drafter("none") for name in OF_ANY_RUN}, **_by_key(named)},
         depth,
         sorted({*BATCHES, *(round(timing.batch) for timing in timings)}),
         sorted({*CONTEXTS, *(round(timing.context) for timing in timings)}),

@@ -27,7 +27,8 @@ TIMING_DEVIATION = 0.03
 RATE_DEVIATION = 0.05
 # Words of the method column that mean a run without speculation.
 NO_METHOD = ("", "none", "off", "baseline")
-SPECULATIVE_COLUMNS = ("method", "drafter", "depth", "acceptance_length", "tokens_per_round", "coverage", "speedup")
+# What a row without a method must not have: it would be a run whose method was forgotten.
+OF_A_METHOD = ("drafter", "depth", "acceptance_length", "tokens_per_round", "coverage", "speedup")
 # Below this share of the nominal concurrency a result says nothing of that batch.
 LEAST_SHARE_RUNNING = 0.5
 
@@ -92,13 +93,12 @@ def timing_of_row(row: Mapping[str, Any], where: str) -> Timing:
     """The timing of one row of points; raises SpecprobeError naming `where` and the column."""
     cells = _Row({name: value for name, value in row.items() if value not in (None, "")}, where)
     method = cells.text("method").lower()
-    depth = cells.whole("depth", 0, DEEPEST, default=0)
     batch = cells.whole("batch", 1, LARGEST_BATCH, alias="concurrency")
     context = cells.number("context", 0, LARGEST_CONTEXT)
-    if method not in NO_METHOD or (depth and method == ""):
+    if method not in NO_METHOD:
         return _round_of_row(cells, method, batch, context)
-    if named := [name for name in SPECULATIVE_COLUMNS[3:] if cells.has(name)]:
-        raise cells.wrong("method", f"missing in a row with {named[0]}; name one, such as draft_model, or leave both")
+    if not method and (forgotten := [name for name in OF_A_METHOD if cells.has(name)]):
+        raise cells.wrong("method", f"missing in a row with {forgotten[0]}; name one, such as eagle3, or none")
     query_tokens = cells.whole("query_tokens", 1, LARGEST_BATCH, default=1)
     if cells.has("seconds"):
         seconds, deviation = cells.seconds(), cells.deviation()
@@ -114,8 +114,6 @@ def timing_of_row(row: Mapping[str, Any], where: str) -> Timing:
 
 def _round_of_row(cells: _Row, method: str, batch: int, context: float) -> RoundTiming:
     kind = method_kind(method)
-    if not method:
-        raise cells.wrong("method", "missing in a row with a depth; name one, such as draft_model, eagle3 or ngram")
     if kind is None:
         raise cells.wrong("method", f"{inert(method)!r} is not known; known are {', '.join(METHODS)}")
     drafter = cells.text("drafter")

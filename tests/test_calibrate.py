@@ -144,6 +144,11 @@ def test_a_rate_without_speculation_is_a_step():
     assert timing == StepTiming("here", 16, 1, 74.5, 16 / 320, 0.05)
 
 
+def test_a_row_that_says_off_is_a_step_whatever_else_its_table_has():
+    row = {"batch": 2, "context": 9, "seconds": 0.1, "method": "Off", "depth": 0, "acceptance_length": 1}
+    assert timing_of_row(row, "here") == StepTiming("here", 2, 1, 9, 0.1)
+
+
 def test_the_share_of_rounds_with_a_draft_comes_from_either_pair_of_facts():
     row = {"batch": 1, "context": 9, "method": "ngram", "depth": 3, "seconds": 0.1, "acceptance_length": 3.0}
     assert timing_of_row(row | {"tokens_per_round": 1.5}, "here").coverage == 0.25
@@ -168,6 +173,7 @@ REFUSED = {
     "rate beyond belief": ("batch,context,tokens_per_second\n1,9,0.000001\n", "check its unit"),
     "unknown method": (SPECULATIVE + "1,9,magic,,3,2,,0.1,,\n", "points.csv:2: method: 'magic' is not known"),
     "no method": (SPECULATIVE + "1,9,,,3,2,,0.1,,\n", "method: missing"),
+    "a drafter alone": (SPECULATIVE + "1,9,,x,,,,0.1,,\n", "method: missing in a row with drafter"),
     "a length alone": (SPECULATIVE + "1,9,,,,2,,0.1,,\n", "method: missing"),
     "no draft model": (SPECULATIVE + "1,9,draft_model,,3,2,,0.1,,\n", "drafter: missing"),
     "unknown draft model": (SPECULATIVE + "1,9,draft_model,nobody/none,3,2,,0.1,,\n", "points.csv:2: drafter: model"),
