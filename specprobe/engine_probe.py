@@ -35,6 +35,7 @@ DOUBLINGS = 3
 # Chunks hold one token each; some servers join a few when their sender is late.
 MOST_TOKENS_A_CHUNK = 1.2
 WARM_UP_WORDS = 64
+THREAD_NAME = "specprobe-request"
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 
 
@@ -155,7 +156,7 @@ def _run_together(server: Server, asking: _Asking, concurrency: int, context: in
             stopped.set()
 
     # Daemons, so that Ctrl-C need not wait for answers that still come.
-    threads = [threading.Thread(target=ask, daemon=True) for _ in range(concurrency)]
+    threads = [threading.Thread(target=ask, name=THREAD_NAME, daemon=True) for _ in range(concurrency)]
     try:
         for thread in threads:
             thread.start()
