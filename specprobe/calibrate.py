@@ -16,6 +16,7 @@ from specprobe.documents import dump_document
 from specprobe.errors import SpecprobeError
 from specprobe.hardware import find_hardware
 from specprobe.measured_points import RoundTiming, StepTiming, Timing
+from specprobe.model_shape import shape_of
 from specprobe.notices import Notice, inert
 from specprobe.paths import write_private
 from specprobe.roofline import (
@@ -29,7 +30,7 @@ from specprobe.roofline import (
 )
 from specprobe.roofline_cost import roofline_cost
 from specprobe.scales import WIDEST, Floats, ScaleFit, Scales, fit_scales, prior_of
-from specprobe.shapes import quantisation_of, shape_of_model
+from specprobe.shapes import quantisation_of
 
 SCHEMA = "specprobe.calibration/1"
 # What remains of log(speed-up) after a fit to one cell: 8.7 % median error over the modern rows of docs/validation.md,
@@ -154,7 +155,7 @@ def find_setup(model: str | None, gpu: str | None, *, devices: int, dtype: str |
         )
     if not 1 <= devices <= 1024:
         raise SpecprobeError(f"--tp {devices}: a number of devices from 1 to 1024")
-    shape = shape_of_model(model)
+    shape = shape_of(model)
     quantisation = quantisation_of(dtype or "", shape)
     deployment = Deployment(shape, quantisation, find_hardware(gpu), devices, engine_overhead(engine))
     if not deployment.fits:
@@ -225,7 +226,7 @@ def scaled(deployment: Deployment, scales: Scales) -> Deployment:
 def find_model(setup: Setup, method: str, name: str) -> Drafter:
     """The drafter of a method; at the target's dtype where that has more than 16 bits, as engines load it."""
     deployment = setup.deployment
-    drafter = find_drafter(method, name, deployment.shape, deployment.quantisation, shape_of=shape_of_model)
+    drafter = find_drafter(method, name, deployment.shape, deployment.quantisation, shape_of=shape_of)
     if drafter.shape and deployment.quantisation.bits > 16:
         return replace(drafter, quantisation=deployment.quantisation)
     return drafter

@@ -14,7 +14,7 @@ from specprobe.shapes import Shape, find_shape, shape_from_config
 
 
 def shape_of(name: str) -> Shape:
-    """From the config.json of a folder, else from the table of shapes, else from the Hub.
+    """From the config.json of a folder (or the file itself), else from the table of shapes, else from the Hub.
 
     Raises SpecprobeError where none of them knows it.
     """
@@ -22,13 +22,14 @@ def shape_of(name: str) -> Shape:
         raise SpecprobeError("model: its name is empty; name a folder with a config.json, or a model of the table")
     if name == EMBEDDED_NAME:
         return find_shape(HUB_NAME)
+    path = Path(name)
     try:
-        folder = Path(name).expanduser()
-        is_here = folder.is_dir()
+        path = path.expanduser()
+        is_folder = path.is_dir()
     except (OSError, RuntimeError, ValueError):
-        is_here = False
-    if is_here:
-        return _from_file(folder / "config.json", name)
+        is_folder = False
+    if is_folder or path.suffix == ".json":
+        return _from_file(path / "config.json" if is_folder else path, name)
     try:
         return find_shape(name)
     except SpecprobeError:
@@ -39,10 +40,10 @@ def _from_file(path: Path, name: str) -> Shape:
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not JSON"
-        raise SpecprobeError(f"{path}: {str(reason).lower()}; a model's folder needs its configuration") from None
+        reason = str(error.strerror).lower() if isinstance(error, OSError) else "not JSON"
+        raise SpecprobeError(f"{path}: {reason}; name a folder with a model's config.json") from None
     if not isinstance(config, dict):
-        raise SpecprobeError(f"{path}: not a JSON object; a model's folder needs its configuration")
+        raise SpecprobeError(f"{path}: not a JSON object; name a folder with a model's config.json")
     return shape_from_config(_text_config(config), inert(name, 200))
 
 

@@ -6,13 +6,11 @@ Rows marked `verified` were read in a configuration file; the others are from me
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 
 from specprobe.errors import SpecprobeError
 
@@ -219,29 +217,6 @@ def find_shape(name: str) -> Shape:
         if shape := _by_key().get(key):
             return replace(shape, native_quantization=_named_quantisation(name) or shape.native_quantization)
     raise SpecprobeError(f"model {name[:80]!r}: its shape is not in the table; give a configuration instead")
-
-
-def shape_of_model(name: str) -> Shape:
-    """The shape of a model by its folder or configuration file, else by name from the table.
-
-    Raises SpecprobeError where there is neither, or where the configuration cannot be used.
-    """
-    path = Path(name).expanduser()
-    if path.is_dir():
-        path /= "config.json"
-    elif path.suffix != ".json":
-        return find_shape(name)
-    try:
-        config = json.loads(path.read_bytes())
-    except OSError as error:
-        raise SpecprobeError(f"{path}: {error.strerror or 'unreadable'}; give a folder with a config.json") from None
-    except (ValueError, RecursionError):
-        raise SpecprobeError(f"{path}: not JSON; give the config.json of a model") from None
-    if not isinstance(config, dict):
-        raise SpecprobeError(f"{path}: not a JSON object; give the config.json of a model")
-    # Models of text and images keep the sizes of their decoder one level down.
-    text = config.get("text_config")
-    return shape_from_config(text if isinstance(text, dict) else config, path.parent.name)
 
 
 def shape_from_config(config: Mapping[str, object], name: str = "") -> Shape:
