@@ -19,7 +19,8 @@ MOST_BYTES = 64 * 2**20
 
 
 def read_cost_file(path: Path) -> CostTable:
-    """The cost table of a file, JSON or (by its name) CSV; its source is `file`, whoever wrote it.
+    """The cost table of a file, JSON or (by its name) CSV; its source is `file`, or `engine` where the file was fitted
+    to what a server was seen to do.
 
     Raises SpecprobeError where the file cannot be read, or holds no full grid of sensible times.
     """
@@ -61,7 +62,7 @@ def cost_document(cost: CostTable) -> dict[str, Any]:
 def _cost_from_json(document: Mapping[str, Any]) -> CostTable:
     floor = document.get("prefill_step_seconds")
     return CostTable(
-        source="file",
+        source="engine" if document.get("source") == "engine" else "file",
         points=tuple(read_point(row, number) for number, row in enumerate(_list(document, "points"), 1)),
         drafting=tuple(read_drafting(row, number) for number, row in enumerate(_list(document, "drafting", []), 1)),
         drafter_seconds=_seconds_by_name(document, "drafter_seconds"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -81,6 +82,10 @@ def test_a_cost_file_comes_back(tmp_path):
     path = tmp_path / "cost.json"
     path.write_text(json.dumps(cost_document(whole_table())))
     assert read_cost_file(path) == whole_table()
+    path.write_text(json.dumps(cost_document(replace(whole_table(), source="engine"))))
+    assert read_cost_file(path).source == "engine"
+    path.write_text(json.dumps(cost_document(replace(whole_table(), source="measured"))))
+    assert read_cost_file(path).source == "file"
 
 
 def test_drafting_is_linear_between_points_and_by_sequence_or_token_in_the_short_form():
