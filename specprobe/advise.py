@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specprobe.arrivals import poisson_arrivals, read_trace
-from specprobe.cost import CostPoint, CostTable
-from specprobe.cost_files import read_cost_file, read_point, read_seconds
+from specprobe.cost import CostPoint, CostTable, DraftingPoint
+from specprobe.cost_files import read_cost_file, read_drafting, read_point, read_seconds
 from specprobe.drafters import MODEL_FREE, Drafter, HybridSpec, ModelSpec, parse_drafter
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
@@ -29,11 +29,12 @@ from specprobe.speedup import cost_keys
 from specprobe.temperature_verdicts import TemperatureVerdicts, by_temperature
 
 if TYPE_CHECKING:
-    from specprobe.measure import CostGrid
+    from specprobe.measure import CostGrid, Prefill
+    from specprobe.measure_drafters import TimedDrafter
     from specprobe.target import Target
 
 
-TIMINGS_SCHEMA = "specprobe.timings/2"
+TIMINGS_SCHEMA = "specprobe.timings/3"
 MOST_CONCURRENCIES = 32
 # More than a replica of any engine runs at once; the simulation takes seconds there.
 LARGEST_CONCURRENCY = 8192
@@ -235,8 +236,10 @@ def _predicted(
 def _measured(
     run: Run, options: CostOptions, concurrencies: list[int], lengths: ResponseRecord, stages: Stages
 ) -> CostTable:
-    """Time the run's target here, or go on from timings that were kept."""
+    """Time the run's target and drafters here, or go on from timings that were kept."""
+    from specprobe.causal_lm import LoadOptions
     from specprobe.measure import check_memory, plan_grid
+    from specprobe.measure_drafters import open_timed
     from specprobe.target import load_target
 
     recorded = run.target or {}
@@ -253,11 +256,12 @@ def _measured(
     grid = plan_grid(concurrencies, depth, lengths.mean_context, target.record.max_position_embeddings)
     check_memory(target, grid)
     profile = resolve_profile(run.engine_profile)
-    # Others are not made here: a run may come from elsewhere, and naming a user's class would run its code.
-    specs = [spec for spec in run.settings["drafters"] if spec.partition(":")[0] in MODEL_FREE]
-    parsed = [parse_drafter(spec, profile) for spec in specs]
+    specs = run.settings["drafters"]
+    # A user's own class is not made here: a run may come from elsewhere, and naming it would run its code.
+    parsed = [parse_drafter(spec, profile) for spec in specs if spec.partition(":")[0] in MODEL_FREE]
     drafters = [drafter for drafter in parsed if not isinstance(drafter, ModelSpec | HybridSpec)]
-    return measured_cost(target, grid, drafters, depth, stages, remeasure=options.remeasure)
+    models = open_timed(specs, target, profile, depth, LoadOptions(options.device, dtype), stages)
+    return measured_cost(target, grid, drafters, depth, stages, models=models, remeasure=options.remeasure)
 
 
 def measured_cost(
@@ -267,19 +271,25 @@ def measured_cost(
     depth: int,
     stages: Stages,
     *,
+    models: Sequence[TimedDrafter] = (),
     remeasure: bool = False,
 ) -> CostTable:
-    """The cost table of a grid; each block of points is kept in `.specprobe/costs` as soon as it is measured."""
-    from specprobe.measure import measure_drafter, measure_grid, measure_prefill, timing_conditions
+    """The cost table of a grid; each block of points is kept in `.specprobe/costs` as soon as it is measured.
 
-    conditions = timing_conditions(target)
+    `drafters`: without a model; `models`: those with one.
+    """
+    from specprobe.measure import forward_kind, measure_drafter, measure_grid, measure_prefill, timing_conditions
+    from specprobe.measure_drafters import drafting_depths, measure_drafting
+
+    forward = forward_kind(target)
+    conditions = timing_conditions(target, forward)
     digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:16]
     path = state_folder() / "costs" / f"{digest}.json"
     timings = None if remeasure else _read_timings(path)
     if timings is None:
-        timings = _Timings((), measure_prefill(target), {})
+        timings = _Timings((), (), measure_prefill(target), {})
     with stages.track("timing rounds", grid.total_weight) as advance:
-        for block in measure_grid(target, grid, timings.points, on_block=lambda done: advance(done, "")):
+        for block in measure_grid(target, grid, timings.points, forward, on_block=lambda done: advance(done, "")):
             timings = replace(timings, points=(*timings.points, *block))
             _write_timings(path, timings)
     for drafter in drafters:
@@ -288,11 +298,16 @@ def measured_cost(
             seconds = {**timings.drafter_seconds, key: measure_drafter(drafter, depth)}
             timings = replace(timings, drafter_seconds=seconds)
     _write_timings(path, timings)
+    for model in models:
+        for added in measure_drafting(target, model, grid, depth, timings.drafting, forward, stages):
+            timings = replace(timings, drafting=(*timings.drafting, *added))
+            _write_timings(path, timings)
     drafter_seconds: dict[str, float] = {}
     for drafter in drafters:
         # Two settings of one drafter share a name in the cost table: the slower one's time holds for both.
         seconds_now = timings.drafter_seconds[_drafter_key(drafter, depth)]
         drafter_seconds[drafter.name] = max(seconds_now, drafter_seconds.get(drafter.name, 0.0))
+    depths = drafting_depths(depth)
     return CostTable(
         source="measured",
         points=tuple(
@@ -302,10 +317,29 @@ def measured_cost(
             and point.query_tokens in grid.query_tokens
             and point.context in grid.contexts
         ),
+        # By name: the same model named with two settings drafts in the same time.
+        drafting=tuple(
+            point
+            for model in {model.name: model for model in models}.values()
+            for point in _full_drafting(timings.drafting, model, grid, depths)
+        ),
         drafter_seconds=drafter_seconds,
-        prefill_token_seconds=timings.prefill_token_seconds,
+        prefill_token_seconds=timings.prefill.token_seconds,
+        prefill_step_seconds=timings.prefill.step_seconds,
         conditions=conditions,
     )
+
+
+def _full_drafting(
+    points: Sequence[DraftingPoint], model: TimedDrafter, grid: CostGrid, depths: Sequence[int]
+) -> list[DraftingPoint]:
+    """A drafter's points of a grid under its name in the cost table; none where one is missing."""
+    found = [
+        replace(point, drafter=model.name)
+        for point in points
+        if point.drafter == model.key and (point.batch, point.context) in grid.blocks and point.depth in depths
+    ]
+    return found if len(found) == len(grid.blocks) * len(depths) else []
 
 
 def _drafter_key(drafter: Drafter, depth: int) -> str:
@@ -317,7 +351,8 @@ class _Timings:
     """What was timed so far under one set of conditions; not yet a full grid, so not yet a cost table."""
 
     points: tuple[CostPoint, ...]
-    prefill_token_seconds: float
+    drafting: tuple[DraftingPoint, ...]
+    prefill: Prefill
     drafter_seconds: Mapping[str, float]
 
 
@@ -327,17 +362,24 @@ def _write_timings(path: Path, timings: _Timings) -> None:
 
 def _read_timings(path: Path) -> _Timings | None:
     """Timings kept before; None where there are none, or none that this version can read (they are timed again)."""
+    from specprobe.measure import Prefill
+
     try:
         document = json.loads(path.read_bytes())
         if document["schema"] != TIMINGS_SCHEMA:
             return None
         # The same checks as for a cost file; a full grid is not asked of timings.
         points = tuple(read_point(point, number) for number, point in enumerate(document["points"], 1))
+        drafting = tuple(read_drafting(point, number) for number, point in enumerate(document["drafting"], 1))
         if len({(p.batch, p.query_tokens, p.context) for p in points}) < len(points):
             return None
+        if len({(p.drafter, p.batch, p.depth, p.context) for p in drafting}) < len(drafting):
+            return None
+        prefill = document["prefill"]
         return _Timings(
             points,
-            read_seconds(document["prefill_token_seconds"], "prefill"),
+            drafting,
+            Prefill(*(read_seconds(prefill[name], name) for name in ("token_seconds", "step_seconds"))),
             {key: read_seconds(value, key) for key, value in document["drafter_seconds"].items()},
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError, SpecprobeError):

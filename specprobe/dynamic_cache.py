@@ -9,10 +9,15 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from specprobe.kv_cache import RoomyLayer
+from specprobe.ragged_cache import RaggedLayer
 
 
 class RoomyDynamicLayer(RoomyLayer, DynamicLayer):  # type: ignore[misc]
     """A RoomyLayer with what else transformers asks of a layer."""
+
+
+class RaggedDynamicLayer(RaggedLayer, DynamicLayer):  # type: ignore[misc]
+    """A RaggedLayer with what else transformers asks of a layer."""
 
 
 def new_dynamic_cache(config: Any) -> Any:
@@ -27,6 +32,19 @@ def new_round_cache(num_layers: int) -> Any:
     cache = DynamicCache()
     cache.layers = [RoomyDynamicLayer() for _ in range(num_layers)]
     return cache
+
+
+def new_ragged_cache(batch: int, capacity: int, num_layers: int) -> Any:
+    """A cache of ragged layers."""
+    cache = DynamicCache()
+    cache.layers = [RaggedDynamicLayer(batch, capacity) for _ in range(num_layers)]
+    return cache
+
+
+def attends_to_everything(config: Any) -> bool:
+    """Whether each layer of a model keeps the keys and values of all tokens, and nothing else."""
+    layers = DynamicCache(config=config).layers
+    return all(type(layer) is DynamicLayer for layer in layers)
 
 
 def cache_argument(module: torch.nn.Module) -> str:

@@ -74,7 +74,7 @@ def capture_features(
         with file_errors(folder, _NOTE):
             files = {tap: stack.enter_context(_path(folder, tap).open("wb")) for tap in taps}
         stack.enter_context(torch.inference_mode())
-        recorded = stack.enter_context(_recording(target, taps))
+        recorded = stack.enter_context(recording(target, taps))
         for batch in (b for window in windows(lengths, _PASS_TOKENS) for b in window):
             ids = padded_ids([known_tokens(works[i]) for i in batch])
             with contextlib.suppress(_EnoughError):
@@ -95,13 +95,16 @@ class _EnoughError(Exception):
 
 
 @contextmanager
-def _recording(target: Target, taps: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
-    """While this lasts, a forward pass of the decoder leaves the states at `taps` in the dict."""
+def recording(target: Target, taps: Sequence[int], *, stops: bool = True) -> Iterator[dict[int, torch.Tensor]]:
+    """While this lasts, a forward pass of the decoder leaves the states at `taps` in the dict.
+
+    `stops`: whether it ends at the last of them, with an exception.
+    """
     recorded: dict[int, torch.Tensor] = {}
     layers = target.layers
     handles = []
     # Layers behind the last tap need not be run.
-    last = None if LAST in taps else max(taps)
+    last = None if LAST in taps or not stops else max(taps)
 
     def record(tap: int, states: torch.Tensor) -> None:
         recorded[tap] = states

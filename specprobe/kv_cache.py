@@ -105,6 +105,15 @@ def new_cache(config: Any) -> Any:
     return new_dynamic_cache(config)
 
 
+def kv_token_bytes(config: Any, itemsize: int) -> int:
+    """Keys and values of one token in all layers, in bytes, where every layer has heads of one size."""
+    config = config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    size: int = 2 * config.num_hidden_layers * heads * width * itemsize
+    return size
+
+
 def _with_room(old: torch.Tensor, like: torch.Tensor, capacity: int) -> torch.Tensor:
     batch, heads, _, dim = like.shape
     buffer = like.new_empty(batch, heads, capacity, dim)

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 from reference import make_trajectory
 from test_run import make_run
-from toy_target import toy_target
+from tiny_heads import write_eagle3
+from toy_target import toy_target, write_checkpoint
 
 from specprobe import advise as advising
 from specprobe.advise import CostOptions, advise, measured_cost
+from specprobe.causal_lm import LoadOptions
 from specprobe.drafters import parse_drafter
 from specprobe.errors import SpecprobeError
-from specprobe.measure import CostGrid, _summary, check_memory, measure_block, plan_grid
+from specprobe.measure import (
+    CostGrid,
+    Prefill,
+    _summary,
+    check_memory,
+    fit_prefill,
+    forward_kind,
+    measure_block,
+    measure_drafting_block,
+    plan_grid,
+)
+from specprobe.measure_drafters import drafting_depths, open_timed
 from specprobe.profiles import resolve_profile
 from specprobe.progress import Silent
 
@@ -55,6 +69,9 @@ def test_every_point_of_the_grid_is_timed_and_kept(target, tmp_path, monkeypatch
     assert (cost.batches, cost.query_tokens, cost.contexts) == ([1, 3], [1, 2, 4], [8, 32])
     assert all(point.seconds > 0 and point.repeats >= 3 for point in cost.points)
     assert set(cost.drafter_seconds) == {"ngram", "suffix"}
+    assert cost.conditions["forward"] == "eager forward"
+    assert cost.prefill_token_seconds > 0
+    assert cost.prefill_step_seconds >= 0
     (path,) = (tmp_path / ".specprobe" / "costs").glob("*.json")
     assert path.stat().st_mode & 0o077 == 0
     # A second time nothing is timed, and the same comes out.
@@ -66,18 +83,18 @@ def test_every_point_of_the_grid_is_timed_and_kept(target, tmp_path, monkeypatch
 def test_an_interruption_keeps_finished_blocks(target, monkeypatch):
     timed = []
 
-    def interrupted(target, batch, context, query_tokens):
+    def interrupted(target, batch, context, query_tokens, forward):
         if len(timed) == 2:
             raise KeyboardInterrupt
         timed.append((batch, context))
-        return measure_block(target, batch, context, query_tokens)
+        return measure_block(target, batch, context, query_tokens, forward)
 
     monkeypatch.setattr("specprobe.measure.measure_block", interrupted)
     with pytest.raises(KeyboardInterrupt):
         measured_cost(target, GRID, DRAFTERS, 3, Silent())
     rest = []
     monkeypatch.setattr(
-        "specprobe.measure.measure_block", lambda t, b, c, q: rest.append((b, c)) or measure_block(t, b, c, q)
+        "specprobe.measure.measure_block", lambda t, b, c, q, f: rest.append((b, c)) or measure_block(t, b, c, q, f)
     )
     measured_cost(target, GRID, DRAFTERS, 3, Silent())
     assert sorted(timed + rest) == sorted(GRID.blocks)
@@ -86,14 +103,16 @@ def test_an_interruption_keeps_finished_blocks(target, monkeypatch):
 def test_damaged_timings_are_taken_again(target, tmp_path):
     measured_cost(target, GRID, DRAFTERS, 3, Silent())
     (path,) = (tmp_path / ".specprobe" / "costs").glob("*.json")
-    for content in ("", "[]", "{", json.dumps({"schema": "specprobe.timings/2", "points": [{"batch": 1}]})):
+    for content in ("", "[]", "{", json.dumps({"schema": advising.TIMINGS_SCHEMA, "points": [{"batch": 1}]})):
         path.write_text(content)
         assert measured_cost(target, GRID, DRAFTERS, 3, Silent()).source == "measured"
 
 
 def test_a_sliding_window_can_be_timed(tmp_path):
     target = toy_target(tmp_path, kind="mistral", sliding_window=16)
-    points = measure_block(target, 2, 32, [1, 3])
+    forward = forward_kind(target)
+    assert forward == "eager forward, growing cache"
+    points = measure_block(target, 2, 32, [1, 3], forward)
     assert [(point.batch, point.query_tokens, point.context) for point in points] == [(2, 1, 32), (2, 3, 32)]
 
 
@@ -110,6 +129,100 @@ def test_a_timing_far_from_the_others_is_an_outlier_and_moves_nothing():
     assert disturbed.seconds == calm.seconds
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3, 8, 11])
+def test_drafting_is_timed_at_powers_of_two_and_the_depth(depth):
+    depths = drafting_depths(depth)
+    assert depths[0] == 1
+    assert depths[-1] == depth
+    assert all(after <= 2 * before for before, after in pairwise(depths))
+
+
+def test_a_prefill_is_a_line_that_does_not_begin_below_zero():
+    line = fit_prefill([32, 128, 512], [0.01 + 1e-4 * n for n in (32, 128, 512)])
+    assert line.token_seconds == pytest.approx(1e-4)
+    assert line.step_seconds == pytest.approx(0.01)
+    # Attention makes long prompts dearer than a line has it.
+    bent = fit_prefill([32, 128, 512], [0.001, 0.004, 0.03])
+    assert bent.step_seconds == 0
+    assert 3e-5 < bent.token_seconds < 6e-5
+    assert fit_prefill([64], [0.5]) == Prefill(0.5 / 64, 0.0)
+
+
+class Listening(Silent):
+    def __init__(self):
+        self.said = []
+
+    def say(self, message):
+        self.said.append(message)
+
+
+def timed(target, specs, stages=None, depth=3):
+    profile = resolve_profile("vllm@0.30")
+    return open_timed(specs, target, profile, depth, LoadOptions(device="cpu"), stages or Silent())
+
+
+def test_drafters_with_models_are_timed_as_whole_rounds(target, tmp_path, monkeypatch):
+    draft = write_checkpoint(tmp_path / "draft", seed=1)
+    specs = [f"draft:{draft}", "early-exit:layers=1"]
+    models = timed(target, specs)
+    cost = measured_cost(target, GRID, DRAFTERS, 3, Silent(), models=models)
+    assert cost.drafters == {"ngram", "suffix", *specs}
+    assert {(p.batch, p.depth, p.context) for p in cost.drafting} == set(product((1, 3), (1, 2, 3), (8, 32)))
+    assert all(p.repeats >= 3 for p in cost.drafting)
+    batches, depths, contexts = (np.array(values, dtype=float) for values in ((1, 3), (1, 3), (8, 32)))
+    seconds = cost.drafting_seconds((f"draft:{draft}",), batches, depths, contexts, by_token=True)
+    # Three steps of a model of the target's size take longer than one.
+    assert (seconds[:, 1] > seconds[:, 0]).all()
+    # A second time nothing is timed; another depth needs its own points.
+    monkeypatch.setattr("specprobe.measure_drafters.measure_drafting_block", None)
+    assert measured_cost(target, GRID, DRAFTERS, 3, Silent(), models=models) == cost
+
+
+def test_a_drafter_that_cannot_be_timed_is_left_out_and_said(target, tmp_path):
+    stages = Listening()
+    assert timed(target, ["draft:/gone/away", "python:my.module:Class", "ngram", "mtp"], stages) == []
+    assert len(stages.said) == 1
+    assert "draft:/gone/away: its drafting is not timed" in stages.said[0]
+    short = write_checkpoint(tmp_path / "short", seed=1, max_position_embeddings=16)
+    cost = measured_cost(target, GRID, [], 3, stages, models=timed(target, [f"draft:{short}"]))
+    assert cost.drafters == set()
+    assert "knows 16 positions" in stages.said[-1]
+
+
+def test_an_interrupted_drafter_is_no_half_grid(target, tmp_path, monkeypatch):
+    models = timed(target, ["early-exit:layers=1"])
+    blocks = []
+
+    def once(*arguments):
+        if blocks:
+            raise SpecprobeError("--concurrency 3: does not fit")
+        blocks.append(measure_drafting_block(*arguments))
+        return blocks[0]
+
+    monkeypatch.setattr("specprobe.measure_drafters.measure_drafting_block", once)
+    assert measured_cost(target, GRID, [], 3, Silent(), models=models).drafting == ()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert set(blocks[0]) <= {
+        replace(point, drafter=models[0].key)
+        for point in measured_cost(target, GRID, [], 3, Silent(), models=models).drafting
+    }
+
+
+def test_a_head_is_timed_and_its_memory_looked_at(tmp_path, monkeypatch):
+    target = toy_target(tmp_path / "deep", num_hidden_layers=7)
+    head = write_eagle3(tmp_path / "head", target.model.config)
+    models = timed(target, [f"eagle3:{head}"])
+    asked = []
+    monkeypatch.setattr("specprobe.measure_drafters.check_memory", lambda *_a, **options: asked.append(options))
+    cost = measured_cost(target, CostGrid((2,), (1, 4), (8,)), [], 3, Silent(), models=models)
+    assert [(p.drafter, p.depth) for p in cost.drafting] == [(f"eagle3:{head}", depth) for depth in (1, 2, 3)]
+    # Two key-value heads of 8 in one layer, keys and values, float32.
+    assert asked[-1] == {"drafter_cache_bytes": 2 * 2 * 8 * 4}
+    with pytest.raises(SpecprobeError, match="--concurrency 2: timing it takes about"):
+        check_memory(target, CostGrid((2,), (1, 4), (8,)), drafter_bytes=10**15)
+
+
 def test_recommend_times_the_runs_own_target(target, monkeypatch):
     run = make_run([make_trajectory([1, 2, 3, 1, 2], [3, 1, 2, 3, 9, 1, 2, 3], name=i) for i in range(20)])
     asked = []
@@ -118,11 +231,16 @@ def test_recommend_times_the_runs_own_target(target, monkeypatch):
         asked.append((name, device, dtype))
         return target
 
+    models = []
+
+    def measured(_target, grid, *_arguments, **options):
+        models.append([model.name for model in options["models"]])
+        return table(grid)
+
     monkeypatch.setattr("specprobe.target.load_target", load)
-    monkeypatch.setattr(advising, "measured_cost", lambda _t, grid, *_a, **_k: table(grid))
-    run = replace(
-        run, target={"name": "my/model", "dtype": "float32"}, settings={"drafters": ["ngram:min=1,max=3", "suffix"]}
-    )
+    monkeypatch.setattr(advising, "measured_cost", measured)
+    drafters = ["ngram:min=1,max=3", "suffix", "early-exit:layers=1", "python:os:system", "draft:/gone"]
+    run = replace(run, target={"name": "my/model", "dtype": "float32"}, settings={"drafters": drafters})
 
     def ask(**options):
         arguments = {"concurrencies": (1,), "temperature": None, "engine": None, "stages": Silent()}
@@ -131,6 +249,7 @@ def test_recommend_times_the_runs_own_target(target, monkeypatch):
     assert ask().recommendation.cost.source == "measured"
     ask(target="other/model")
     ask(target="other/model", dtype="bfloat16", device="cpu")
+    assert models == [["early-exit:layers=1"]] * 3
     assert asked == [("my/model", None, "float32"), ("other/model", None, None), ("other/model", "cpu", "bfloat16")]
 
 

@@ -150,7 +150,7 @@ class PrefixDrafter:
 
 
 @dataclass(frozen=True, slots=True)
-class _DraftModel:
+class DraftModel:
     """A causal language model of transformers that drafts the next token."""
 
     model: Any
@@ -159,6 +159,7 @@ class _DraftModel:
     def __call__(
         self, works: list[Trajectory], rules: Sequence[DraftRule], known: Sequence[ResponseDistribution | None]
     ) -> Iterator[Scored]:
+        """See `_Next`."""
         rows = [known_tokens(work) for work in works]
         ids = torch.from_numpy(padded_ids(rows)).to(self.model.device)
         width = ids.shape[1]
@@ -201,7 +202,7 @@ class OpenDraftModel(OpenModel):
                 self.spec, parameters=sum(p.numel() for p in model.parameters()), **self.match.record
             ),
             adoption=Adoption.SECOND_MODEL,
-            score=_DraftModel(model, match),
+            score=DraftModel(model, match),
             drawing=drawing(self.context, self.spec.name),
             vocabulary=mapping,
             max_positions=self.context.positions_heeded(model.config.get_text_config()),
@@ -285,7 +286,7 @@ def check_model(model: str, context: DraftContext) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _EarlyExit:
+class EarlyExit:
     """The target's states after its first layers, read by its own norm and head."""
 
     features: Features
@@ -295,6 +296,7 @@ class _EarlyExit:
     def __call__(
         self, works: list[Trajectory], rules: Sequence[DraftRule], known: Sequence[ResponseDistribution | None]
     ) -> Iterator[Scored]:
+        """See `_Next`."""
         norm, head = self.target.final_norm, self.target.model.get_output_embeddings()
         for work, rule, p in zip(works, rules, known, strict=True):
             states = self.features.read(self.tap, work)[work.prompt_ids.size : -1].to(self.target.device)
@@ -322,7 +324,7 @@ class OpenEarlyExit(OpenModel):
             name=self.spec.name,
             config={"layers": self.taps[0]},
             adoption=Adoption.FLAG,
-            score=_EarlyExit(features, self.taps[0], self.context.needed_target(self.spec.name)),
+            score=EarlyExit(features, self.taps[0], self.context.needed_target(self.spec.name)),
             drawing=drawing(self.context, self.spec.name),
         )
 

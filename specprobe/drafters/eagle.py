@@ -7,6 +7,7 @@ eagle/model/cnets1.py, vLLM llama_eagle.py). EAGLE-2 differs in its draft tree o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from specprobe.checkpoint import Checkpoint, open_checkpoint
 from specprobe.drafters.base import refuse_unknown_options
 from specprobe.drafters.chain import ChainState, begin_chain
-from specprobe.drafters.heads import Batch, HeadDrafter, OpenHead, RoundCache
+from specprobe.drafters.heads import Batch, HeadCache, HeadDrafter, OpenHead, RoundCache
 from specprobe.drafters.models import DraftContext, ModelSpec
 from specprobe.drafters.shared import SharingNetwork, own_or_shared
 from specprobe.drafters.stack import decoder_config, decoder_stack
@@ -45,8 +46,30 @@ class EagleNetwork(SharingNetwork):
         cache = RoundCache(len(self.stack.layers), batch.device)
         cache.add_context(num_tokens)
         positions = torch.arange(num_tokens, device=batch.device)[None].expand(len(features), -1)
-        context = self._step(batch.ids[:, 1 : num_tokens + 1], features, positions, None, cache)
+        context = self.read(batch.ids[:, 1 : num_tokens + 1], {LAST: features}, positions, None, cache)
         return begin_chain(batch, cache, context)
+
+    def read(
+        self,
+        tokens: torch.Tensor,
+        states: Mapping[int, torch.Tensor],
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: HeadCache,
+    ) -> torch.Tensor:
+        """Outputs [B, T, H] over tokens [B, T] of the text, from the target's state before each, by tap."""
+        return self._step(tokens, states[LAST], positions, mask, cache)
+
+    def go_on(
+        self,
+        tokens: torch.Tensor,
+        outputs: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: HeadCache,
+    ) -> torch.Tensor:
+        """Outputs [B, A, H] after drafts [B, A], from its own outputs before them."""
+        return self._step(tokens, outputs, positions, mask, cache)
 
     def draft(self, state: ChainState, position: int, starts: torch.Tensor) -> torch.Tensor:
         """Position 1 is the context's; later ones continue it with the text's tokens and its own outputs."""
@@ -54,7 +77,7 @@ class EagleNetwork(SharingNetwork):
             outputs = state.first(starts)
         else:
             tokens = state.batch.tokens(state.batch.newest(starts) + position - 1)
-            outputs = self._step(
+            outputs = self.go_on(
                 tokens, state.before(starts), state.positions(starts, position), state.mask(starts), state.cache
             )
         state.keep(starts, outputs)
@@ -74,7 +97,7 @@ class EagleNetwork(SharingNetwork):
         features: torch.Tensor,
         positions: torch.Tensor,
         mask: torch.Tensor | None,
-        cache: RoundCache,
+        cache: HeadCache,
     ) -> torch.Tensor:
         entries = self.fc(torch.cat([self.shared.embed(tokens).to(features.dtype), features], dim=-1))
         output: torch.Tensor = self.stack(entries, positions, mask, cache.cache)

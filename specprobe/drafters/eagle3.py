@@ -16,7 +16,7 @@ import torch
 from specprobe.checkpoint import Checkpoint, open_checkpoint
 from specprobe.drafters.base import refuse_unknown_options
 from specprobe.drafters.chain import ChainState, begin_chain
-from specprobe.drafters.heads import Batch, HeadDrafter, OpenHead, RoundCache
+from specprobe.drafters.heads import Batch, HeadCache, HeadDrafter, OpenHead, RoundCache
 from specprobe.drafters.models import DraftContext, ModelSpec
 from specprobe.drafters.scores import DraftVocabulary
 from specprobe.drafters.shared import SharingNetwork, check_mask_token, own_or_shared
@@ -89,28 +89,51 @@ class Eagle3Network(SharingNetwork):
 
     def begin(self, batch: Batch, depth: int) -> ChainState:  # noqa: ARG002
         """The context: every token with the states of the target before it."""
-        taps = [batch.features[tap][:, :-1] for tap in self.settings.taps]
-        num_tokens = taps[0].shape[1]
+        states = {tap: batch.features[tap][:, :-1] for tap in self.settings.taps}
+        num_rows, num_tokens, _ = states[self.settings.taps[0]].shape
         cache = RoundCache(len(self.stack.layers), batch.device)
         cache.add_context(num_tokens)
-        positions = torch.arange(num_tokens, device=batch.device)[None].expand(len(taps[0]), -1)
-        context = self._step(batch.ids[:, 1 : num_tokens + 1], self._fuse(taps), positions, None, cache)
+        positions = torch.arange(num_tokens, device=batch.device)[None].expand(num_rows, -1)
+        context = self.read(batch.ids[:, 1 : num_tokens + 1], states, positions, None, cache)
         return begin_chain(batch, cache, context)
+
+    def read(
+        self,
+        tokens: torch.Tensor,
+        states: Mapping[int, torch.Tensor],
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: HeadCache,
+    ) -> torch.Tensor:
+        """Outputs [B, T, H] over tokens [B, T] of the text, from the target's states before each, by tap."""
+        return self._step(tokens, self._fuse([states[tap] for tap in self.settings.taps]), positions, mask, cache)
+
+    def go_on(
+        self,
+        tokens: torch.Tensor,
+        outputs: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: HeadCache,
+    ) -> torch.Tensor:
+        """Outputs [B, A, H] after drafts [B, A], from its own outputs before them."""
+        features = self.norm(outputs) if self.settings.norm_output else outputs
+        return self._step(tokens, features, positions, mask, cache)
 
     def draft(self, state: ChainState, position: int, starts: torch.Tensor) -> torch.Tensor:
         """Position 1 is the context's; later ones go on from their own output, or in P-EAGLE from a mask."""
         if position == 1:
             outputs = state.first(starts)
         else:
+            positions, mask = state.positions(starts, position), state.mask(starts)
             if self.settings.mask_token is not None:
                 tokens = torch.full_like(starts, self.settings.mask_token)
                 chunks = self.mask_hidden.chunk(len(self.settings.taps), dim=-1)
                 features = self._fuse(list(chunks)).expand(*starts.shape, -1)
+                outputs = self._step(tokens, features, positions, mask, state.cache)
             else:
                 tokens = state.batch.tokens(state.batch.newest(starts) + position - 1)
-                features = state.before(starts)
-                features = self.norm(features) if self.settings.norm_output else features
-            outputs = self._step(tokens, features, state.positions(starts, position), state.mask(starts), state.cache)
+                outputs = self.go_on(tokens, state.before(starts), positions, mask, state.cache)
         state.keep(starts, outputs)
         return outputs
 
@@ -138,7 +161,7 @@ class Eagle3Network(SharingNetwork):
         features: torch.Tensor,
         positions: torch.Tensor,
         mask: torch.Tensor | None,
-        cache: RoundCache,
+        cache: HeadCache,
     ) -> torch.Tensor:
         first: Any = self.stack.layers[0]
         embedded = first.input_layernorm(self.shared.embed(tokens).to(features.dtype))

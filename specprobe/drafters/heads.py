@@ -370,6 +370,12 @@ def put_rows(states: torch.Tensor, starts: torch.Tensor, values: torch.Tensor) -
     states.scatter_(1, starts.clamp(min=0)[..., None].expand_as(values), values)
 
 
+class HeadCache(Protocol):
+    """What a head's layers keep keys and values in."""
+
+    cache: Any
+
+
 class RoundCache:
     """Keys and values of a head's layers over a batch: the context's, then those of each round.
 

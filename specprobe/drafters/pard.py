@@ -45,9 +45,9 @@ class PardNetwork:
     nested = True
 
     def __init__(self, model: Any, mask_token: int, match: VocabularyMatch) -> None:
+        self.model, self.mask_token, self.match = model, mask_token, match
         self._decoder, self._head = model.get_decoder(), model.get_output_embeddings()
         self._rows = model.get_input_embeddings().num_embeddings
-        self._mask_token, self._match = mask_token, match
         self._cache_argument = cache_argument(self._decoder)
 
     def begin(self, batch: Batch, depth: int) -> PardState:  # noqa: ARG002
@@ -56,7 +56,7 @@ class PardNetwork:
         cache = RoundCache(self._decoder.config.num_hidden_layers, batch.device)
         cache.add_context(num_tokens)
         positions = torch.arange(num_tokens, device=batch.device)[None].expand(len(batch.ids), -1)
-        ids = self._match.draft_ids(batch.ids, self._rows)
+        ids = self.match.draft_ids(batch.ids, self._rows)
         return PardState(batch, cache, self._run(ids, positions, None, cache))
 
     def draft(self, state: PardState, position: int, starts: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,7 @@ class PardNetwork:
             return rows_at(state.context, newest)
         mask = state.cache.add_round(starts, newest)
         positions = (newest + position - 1).clamp(min=0)
-        return self._run(torch.full_like(starts, self._mask_token), positions, mask, state.cache)
+        return self._run(torch.full_like(starts, self.mask_token), positions, mask, state.cache)
 
     def rewind(self, state: PardState) -> None:
         """The rounds' keys and values go."""
