@@ -47,21 +47,31 @@ class RaggedLayer:
         """Write [R, heads, Q, dim] at their places; returns [R, heads, width, dim] of the same rows."""
         assert self.places is not None
         places = self.places
-        if self._buffers is None:
-            heads, dim = key_states.shape[1], key_states.shape[3]
-            self._buffers = (
-                key_states.new_zeros(*self._size, heads, dim),
-                value_states.new_zeros(*self._size, heads, value_states.shape[3]),
-            )
         rows = places.rows
         if rows is None:
             rows = torch.arange(self._size[0], device=key_states.device)[:, None]
-        found = []
-        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[rows, places.positions] = states.transpose(1, 2)
-            here = buffer if places.rows is None else buffer[places.rows[:, 0]]
-            found.append(here[:, : places.width].transpose(1, 2))
-        return found[0], found[1]
+        buffers = self.write(rows, places.positions, key_states.transpose(1, 2), value_states.transpose(1, 2))
+        keys, values = (
+            (buffer if places.rows is None else buffer[places.rows[:, 0]])[:, : places.width].transpose(1, 2)
+            for buffer in buffers
+        )
+        return keys, values
+
+    def write(
+        self, rows: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put [..., heads, dim] where `rows` and `positions`, of a shape that broadcasts to [...], say.
+
+        Returns all there is, [batch, capacity, heads, dim].
+        """
+        if self._buffers is None:
+            self._buffers = (
+                keys.new_zeros(*self._size, *keys.shape[-2:]),
+                values.new_zeros(*self._size, *values.shape[-2:]),
+            )
+        self._buffers[0][rows, positions] = keys
+        self._buffers[1][rows, positions] = values
+        return self._buffers
 
 
 class RaggedCache:

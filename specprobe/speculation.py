@@ -71,14 +71,22 @@ class Rows:
         Returns [B, 2 + K] on the device: the number of accepted drafts, and the target's choice at every position.
         """
         depth = drafts.shape[1]
-        steps = torch.arange(1 + depth, device=self.device)
-        positions = (self.lengths - 1)[:, None] + steps
+        positions = self.positions(1 + depth)
         inputs = torch.cat([self.ids.gather(1, positions[:, :1]), drafts], dim=1)
         with _recorded(self.target, self._taps) as states:
             logits = self.verifier.forward(inputs, Places(positions, self.reach(depth)), 1 + depth)
             self.states = dict(states)
-        choices = logits.argmax(dim=-1)
-        # An accepted draft is the target's choice, so the choices are the text: up to the first that no draft met.
+        return self.accept(positions, drafts, logits.argmax(dim=-1))
+
+    def positions(self, num_tokens: int) -> torch.Tensor:
+        """[B, num_tokens] from the newest token on."""
+        return (self.lengths - 1)[:, None] + torch.arange(num_tokens, device=self.device)
+
+    def accept(self, positions: torch.Tensor, drafts: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        """Write the target's choices [B, 1 + K] up to the first that no draft [B, K] met; returns as `verify`.
+
+        An accepted draft is the target's choice, so the choices are the text.
+        """
         self.ids.scatter_(1, positions + 1, choices)
         self.accepted.copy_((choices[:, :-1] == drafts).cumprod(dim=1).sum(dim=1))
         self.lengths.add_(self.accepted + 1)

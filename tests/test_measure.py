@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise, product
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from reference import make_trajectory
 from test_run import make_run
 from tiny_heads import write_eagle3
@@ -16,8 +19,10 @@ from toy_target import toy_target, write_checkpoint
 from specprobe import advise as advising
 from specprobe.advise import CostOptions, advise, measured_cost
 from specprobe.causal_lm import LoadOptions
+from specprobe.cost import CostPoint, CostTable, DraftingPoint
 from specprobe.drafters import parse_drafter
 from specprobe.errors import SpecprobeError
+from specprobe.hardware import find_hardware
 from specprobe.measure import (
     CostGrid,
     Prefill,
@@ -32,6 +37,7 @@ from specprobe.measure import (
 from specprobe.measure_drafters import drafting_depths, open_timed
 from specprobe.profiles import resolve_profile
 from specprobe.progress import Silent
+from specprobe.target import load_target
 
 GRID = CostGrid((1, 3), (1, 2, 4), (8, 32))
 DRAFTERS = [
@@ -254,6 +260,68 @@ def test_recommend_times_the_runs_own_target(target, monkeypatch):
 
 
 def table(grid):
-    from specprobe.cost import CostPoint, CostTable
-
     return CostTable("measured", tuple(CostPoint(b, q, c, 0.01) for b, c in grid.blocks for q in grid.query_tokens))
+
+
+@pytest.fixture
+def _repository(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+
+
+@pytest.mark.usefixtures("_repository")
+def test_the_gpu_check_goes_through_on_a_cpu(monkeypatch, capsys):
+    from tests import gpu_check
+
+    monkeypatch.setattr("sys.argv", ["gpu_check", "--device", "cpu", "--tiny"])
+    assert gpu_check.main() == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    lines = json.loads(last)["lines"]
+    assert {line["drafter"] for line in lines} == {"", "draft", "one layer"}
+    assert len(lines) == 2 * (2 + 1 + 1)
+    # Two batches, of which the time is enough for none.
+    monkeypatch.setattr("sys.argv", ["gpu_check", "--device", "cpu", "--tiny", "--seconds", "-1"])
+    assert gpu_check.main() == 0
+    assert capsys.readouterr().out.count("no time left") == 2
+
+
+@pytest.mark.usefixtures("_repository")
+def test_the_gpu_check_without_a_gpu_says_so(monkeypatch, capsys):
+    from tests import gpu_check
+
+    monkeypatch.setattr("sys.argv", ["gpu_check"])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert gpu_check.main() == 2
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("_repository")
+def test_the_gpu_check_predicts_for_the_gpu_it_finds():
+    from tests import gpu_check
+
+    target = SimpleNamespace(record=SimpleNamespace(name="llama-8b"))
+    check = gpu_check.Check(target, gpu_check.LLAMA_8B, find_hardware("NVIDIA H100 80GB HBM3"), 0.0)
+    # 16 GB of weights at 3.35 TB/s take 4.8 ms at least.
+    line = check._round(CostPoint(1, 1, 512, 0.006), "CUDA graph")
+    assert 0.0048 < line.predicted_seconds < 0.009
+    draft, layer = (check._drafting(DraftingPoint(n, 1, 4, 512, 0.001), "CUDA graph") for n in ("draft", "one layer"))
+    assert draft.predicted_seconds > 0
+    assert layer.predicted_seconds > 0
+    assert check._round(CostPoint(1, 1, 512, 0.006), "eager forward").predicted_seconds > line.predicted_seconds
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_repository")
+@pytest.mark.parametrize("batch", [1, 4])
+def test_real_speculation_is_as_fast_as_predicted(batch):
+    """Within a quarter: machines that run tests are noisy. docs/validation.md has figures of a longer run."""
+    from tests.benchmarks import real_speculation
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    target = load_target(dtype="float32", device="cpu")
+    prompts = real_speculation.golden_prompts(2 * batch)
+    (result,) = real_speculation.run(target, prompts, [batch], new_tokens=24, repeats=2)
+    torch.set_num_threads(threads)
+    assert result.arm == "ngram"
+    assert result.other_texts == 0
+    assert abs(result.error) < 0.25
