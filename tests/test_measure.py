@@ -22,7 +22,9 @@ from specprobe.causal_lm import LoadOptions
 from specprobe.cost import CostPoint, CostTable, DraftingPoint
 from specprobe.drafters import parse_drafter
 from specprobe.errors import SpecprobeError
+from specprobe.features import Features
 from specprobe.hardware import find_hardware
+from specprobe.live_drafters import live_drafter
 from specprobe.measure import (
     CostGrid,
     Prefill,
@@ -227,6 +229,34 @@ def test_a_head_is_timed_and_its_memory_looked_at(tmp_path, monkeypatch):
     assert asked[-1] == {"drafter_cache_bytes": 2 * 2 * 8 * 4}
     with pytest.raises(SpecprobeError, match="--concurrency 2: timing it takes about"):
         check_memory(target, CostGrid((2,), (1, 4), (8,)), drafter_bytes=10**15)
+
+
+def captured_here(work):
+    """In place of a CUDA graph: what can be one does the same however often it runs."""
+    first, *others = (work().clone() for _ in range(3))
+    assert all(torch.equal(first, other) for other in others)
+    return work
+
+
+@pytest.mark.parametrize("method", ["draft", "early-exit", "eagle3"])
+def test_what_a_cuda_graph_records_is_repeatable(method, tmp_path, monkeypatch):
+    target = toy_target(tmp_path / "deep", num_hidden_layers=7)
+    model = {
+        "draft": lambda: write_checkpoint(tmp_path / "draft", seed=1),
+        "early-exit": lambda: "layers=2",
+        "eagle3": lambda: write_eagle3(tmp_path / "head", target.model.config),
+    }[method]()
+    (found,) = timed(target, [f"{method}:{model}"])
+    drafter = live_drafter(found.opened.load(Features(tmp_path, {}, 32, torch.float32)), target)
+    monkeypatch.setattr("specprobe.cuda_graph.captured", captured_here)
+    points = measure_block(target, 2, 8, [1, 4], "CUDA graph")
+    assert [(p.batch, p.query_tokens, p.context) for p in points] == [(2, 1, 8), (2, 4, 8)]
+    drafting = measure_drafting_block(target, drafter, "it", 2, 8, [1, 3], "CUDA graph")
+    assert [(p.drafter, p.batch, p.depth, p.context) for p in drafting] == [("it", 2, 1, 8), ("it", 2, 3, 8)]
+    # Verification must be captured, once some of it was; a drafter need not.
+    monkeypatch.setattr("specprobe.cuda_graph.captured", lambda _work: None)
+    with pytest.raises(SpecprobeError, match="not of one that is to be timed"):
+        measure_block(target, 2, 8, [1, 4], "CUDA graph")
 
 
 def test_recommend_times_the_runs_own_target(target, monkeypatch):
