@@ -352,7 +352,8 @@ def recommend(
     as_json: JsonOption = False,
 ) -> None:
     """The verdict for a concurrency: speculate or not, with which drafter and how many draft tokens."""
-    from specprobe.advise import ArrivalOptions, CostOptions, advise
+    from specprobe.advise import ArrivalOptions, advise
+    from specprobe.cost_sources import CostOptions
     from specprobe.progress import OnStderr
     from specprobe.run_document import load_run
     from specprobe.run_files import last_run

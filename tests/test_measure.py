@@ -16,10 +16,11 @@ from test_run import make_run
 from tiny_heads import write_eagle3
 from toy_target import toy_target, write_checkpoint
 
-from specprobe import advise as advising
-from specprobe.advise import CostOptions, advise, measured_cost
+from specprobe import cost_sources, timings
+from specprobe.advise import advise
 from specprobe.causal_lm import LoadOptions
 from specprobe.cost import CostPoint, CostTable, DraftingPoint
+from specprobe.cost_sources import CostOptions
 from specprobe.drafters import parse_drafter
 from specprobe.errors import SpecprobeError
 from specprobe.features import Features
@@ -40,6 +41,7 @@ from specprobe.measure_drafters import drafting_depths, open_timed
 from specprobe.profiles import resolve_profile
 from specprobe.progress import Silent
 from specprobe.target import load_target
+from specprobe.timings import measured_cost
 
 GRID = CostGrid((1, 3), (1, 2, 4), (8, 32))
 DRAFTERS = [
@@ -111,7 +113,7 @@ def test_an_interruption_keeps_finished_blocks(target, monkeypatch):
 def test_damaged_timings_are_taken_again(target, tmp_path):
     measured_cost(target, GRID, DRAFTERS, 3, Silent())
     (path,) = (tmp_path / ".specprobe" / "costs").glob("*.json")
-    for content in ("", "[]", "{", json.dumps({"schema": advising.TIMINGS_SCHEMA, "points": [{"batch": 1}]})):
+    for content in ("", "[]", "{", json.dumps({"schema": timings.TIMINGS_SCHEMA, "points": [{"batch": 1}]})):
         path.write_text(content)
         assert measured_cost(target, GRID, DRAFTERS, 3, Silent()).source == "measured"
 
@@ -274,7 +276,7 @@ def test_recommend_times_the_runs_own_target(target, monkeypatch):
         return table(grid)
 
     monkeypatch.setattr("specprobe.target.load_target", load)
-    monkeypatch.setattr(advising, "measured_cost", measured)
+    monkeypatch.setattr(cost_sources, "measured_cost", measured)
     drafters = ["ngram:min=1,max=3", "suffix", "early-exit:layers=1", "python:os:system", "draft:/gone"]
     run = replace(run, target={"name": "my/model", "dtype": "float32"}, settings={"drafters": drafters})
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specprobe.acceptance import Acceptance
-from specprobe.advise import CostOptions
+from specprobe.cost_sources import CostOptions
 from specprobe.embedded import EMBEDDED_NAME
 from specprobe.errors import SpecprobeError
 from specprobe.hardware import find_hardware

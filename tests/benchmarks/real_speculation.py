@@ -34,7 +34,6 @@ import torch
 from numba import njit
 
 import specprobe.measure
-from specprobe.advise import measured_cost
 from specprobe.causal_lm import LoadOptions
 from specprobe.cost import CostTable
 from specprobe.drafters import Drafter, Limits, parse_drafter
@@ -48,8 +47,9 @@ from specprobe.ragged_cache import Places
 from specprobe.replay import replay
 from specprobe.run import ResponseRecord
 from specprobe.speculation import LiveDrafter, Rows
-from specprobe.speedup import Speedup, summed_counts
+from specprobe.speedup import speedup_counts, speedups
 from specprobe.target import Target, load_target
+from specprobe.timings import measured_cost
 from specprobe.trajectory import Trajectory, token_ids
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "baseline_t0.jsonl"
@@ -262,10 +262,13 @@ def run(
         ]
         for name, drafter in loaded.items():
             acceptance = replay(drafter, works, DEPTH, limits=Limits())
-            counts = summed_counts(acceptance).sum(axis=0)
             rates = [t.tokens / t.seconds for t in tallies[name]]
             ratios = [rate / other for rate, other in zip(rates, plain, strict=True)]
             lengths = response_record(prompts, new_tokens)
+            counts = speedup_counts(acceptance, lengths, cost).sum(axis=0)
+            # What is timed leaves prefill out.
+            counts[:, 1:3] = 0
+            (speedup,) = speedups(acceptance, lengths, cost, [batch])
             found.append(
                 Result(
                     batch=batch,
@@ -274,9 +277,9 @@ def run(
                     speedup=statistics.median(ratios),
                     smallest=min(ratios),
                     largest=max(ratios),
-                    predicted=float(Speedup(acceptance, cost, lengths.mean_context, batch)(counts)[DEPTH - 1]),
+                    predicted=float(speedup(counts)[DEPTH - 1]),
                     tokens_per_round=sum(t.tokens for t in tallies[name]) / sum(t.rounds for t in tallies[name]),
-                    replayed_tokens_per_round=float(counts[DEPTH - 1, 0] / counts[DEPTH - 1, 1]),
+                    replayed_tokens_per_round=float(counts[DEPTH - 1, 0] / counts[DEPTH - 1, 3]),
                     other_texts=sum(t.texts[i] != texts[i] for t in tallies[name] for i in texts),
                 )
             )
