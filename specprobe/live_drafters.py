@@ -101,7 +101,7 @@ class LiveDraftModel:
 
     def _logits(self, tokens: torch.Tensor, places: Places, num_logits: int) -> torch.Tensor:
         assert self._ragged is not None
-        return self._ragged.forward(self._match.draft_ids(tokens, self._num_embeddings), places, num_logits)
+        return self._ragged.last_logits(self._match.draft_ids(tokens, self._num_embeddings), places, num_logits)
 
 
 class LivePard(LiveDraftModel):
@@ -143,7 +143,7 @@ class LiveEarlyExit:
         drafts = []
         with _first_layers(self._target.decoder, self._num_layers):
             for step in range(depth):
-                logits = rows.verifier.forward(tokens, Places(newest + step, rows.reach(step)), 1)
+                logits = rows.verifier.forward(tokens, Places(newest + step, rows.reach(step)))
                 tokens = logits.argmax(dim=-1)
                 drafts.append(tokens)
         return torch.cat(drafts, dim=1)

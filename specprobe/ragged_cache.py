@@ -113,20 +113,29 @@ class RaggedModel:
         )
         taken = inspect.signature(model.forward).parameters
         self._cache_input = "cache" if "cache" in taken else "past_key_values"
-        self._can_keep = "logits_to_keep" in taken
 
-    def forward(self, ids: torch.Tensor, places: Places, num_logits: int) -> torch.Tensor:
-        """Logits [R, num_logits, V] after the last of `ids` [R, Q]."""
-        optional = {"logits_to_keep": num_logits} if self._can_keep else {}
-        logits: torch.Tensor = self.model(
+    def forward(self, ids: torch.Tensor, places: Places) -> torch.Tensor:
+        """Logits [R, Q, V] after every one of `ids` [R, Q]."""
+        logits: torch.Tensor = self._run(self.model, ids, places).logits
+        return logits
+
+    def last_logits(self, ids: torch.Tensor, places: Places, num_logits: int) -> torch.Tensor:
+        """Logits [R, num_logits, V] after the last of `ids` [R, Q], as the head has them: scaled or capped ones have
+        the same order.
+        """
+        hidden = self._run(self.model.get_decoder(), ids, places).last_hidden_state[:, -num_logits:]
+        # Over a slice a matrix product would read the matrix once for each row.
+        logits: torch.Tensor = self.model.get_output_embeddings()(hidden.contiguous())
+        return logits
+
+    def _run(self, module: Any, ids: torch.Tensor, places: Places) -> Any:
+        return module(
             input_ids=ids,
             attention_mask=self.cache.place(places),
             position_ids=places.positions,
             use_cache=True,
             **{self._cache_input: self.cache.cache},
-            **optional,
-        ).logits
-        return logits[:, -num_logits:]
+        )
 
 
 def can_be_ragged(model: Any) -> bool:

@@ -51,7 +51,7 @@ class Rows:
         num_tokens = len(ids)
         places = prompt_places(row, num_tokens, self.device)
         with _recorded(self.target, self._taps) as recorded:
-            logits = self.verifier.forward(ids[None], places, 1)
+            logits = self.verifier.last_logits(ids[None], places, 1)
             states = dict(recorded)
         self.ids[row, :num_tokens] = ids
         self.ids[row, num_tokens] = logits[0, -1].argmax()
@@ -74,7 +74,7 @@ class Rows:
         positions = self.positions(1 + depth)
         inputs = torch.cat([self.ids.gather(1, positions[:, :1]), drafts], dim=1)
         with _recorded(self.target, self._taps) as states:
-            logits = self.verifier.forward(inputs, Places(positions, self.reach(depth)), 1 + depth)
+            logits = self.verifier.forward(inputs, Places(positions, self.reach(depth)))
             self.states = dict(states)
         return self.accept(positions, drafts, logits.argmax(dim=-1))
 
