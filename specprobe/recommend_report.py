@@ -145,7 +145,8 @@ def _lengths(recommendation: Recommendation) -> Text:
              (1.0, 0.25): "outputs a quarter as long"}  # fmt: skip
     told = [f"{found[factors]:.2f}x with {word}" for factors, word in words.items() if factors in found]
     ttft = f"{format_seconds(verdict.plain.ttft_p50_seconds)} -> {format_seconds(verdict.best.served.ttft_p50_seconds)}"
-    text = f"Speculation does not shorten the time to first token (p50 {ttft}), and takes memory."
+    text = "Speculation does not make a prefill faster and saves no memory: what changes in the time to first token "
+    text += f"(p50 {ttft}) is the wait for a turn."
     if told:
         at = f" at concurrency {verdict.concurrency}" if len(recommendation.by_concurrency) > 1 else ""
         text += f" Were acceptance the same, the gain{at} would be {', '.join(told)}."
