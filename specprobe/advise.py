@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specprobe.arrivals import poisson_arrivals, read_trace
+from specprobe.cost import CostTable
 from specprobe.cost_sources import CostOptions, find_cost
 from specprobe.errors import SpecprobeError
+from specprobe.notices import Notice
 from specprobe.profiles import resolve_profile
 from specprobe.progress import Stages
 from specprobe.recommend import Preference, Recommendation, recommend
 from specprobe.recommendation_document import recommendation_document
+from specprobe.roofline import MOST_DEVICES
 from specprobe.run import Run
 from specprobe.serving import Traffic
 from specprobe.temperature_verdicts import TemperatureVerdicts, by_temperature
@@ -28,8 +31,8 @@ MOST_DOLLARS = 1e6
 SLOWEST_RATE, FASTEST_RATE = 1e-3, 1e5
 # Enough for the queue to show what it does, and no more than seconds of simulation for each depth.
 FEWEST_ARRIVALS, MOST_ARRIVALS = 1000, 5000
-# Batches that arrivals may lead to: what is timed for them, or predicted.
-ARRIVAL_BATCHES = (1, 4, 16, 64, 256)
+# Batches that arrivals may lead to: to time more of them takes minutes, to predict them nothing.
+TIMED_ARRIVAL_BATCHES, PREDICTED_ARRIVAL_BATCHES = (1, 4, 16, 64), (1, 4, 16, 64, 256, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,17 @@ class ArrivalOptions:
         if self.rate is not None and not SLOWEST_RATE <= self.rate <= FASTEST_RATE:
             raise SpecprobeError(f"--rate {self.rate:g}: requests a second, from {SLOWEST_RATE:g} to {FASTEST_RATE:g}")
 
-    def seconds(self, num_responses: int) -> NDArray[np.float64]:
-        """When requests arrive, rising; those of the log are served over and over."""
-        if self.trace is not None:
-            return read_trace(self.trace).arrival_seconds[:MOST_ARRIVALS]
-        num_requests = min(max(num_responses, FEWEST_ARRIVALS), MOST_ARRIVALS)
-        return poisson_arrivals(self.rate or FASTEST_RATE, num_requests)
+    def seconds(self, num_responses: int) -> tuple[NDArray[np.float64], tuple[Notice, ...]]:
+        """When requests arrive, rising, and what of a trace was not used; requests of the log are served in turn."""
+        if self.trace is None:
+            num_requests = min(max(num_responses, FEWEST_ARRIVALS), MOST_ARRIVALS)
+            return poisson_arrivals(self.rate or FASTEST_RATE, num_requests), ()
+        trace = read_trace(self.trace)
+        seconds, skipped = trace.arrival_seconds[:MOST_ARRIVALS], sum(trace.skipped.values())
+        if seconds.size == trace.arrival_seconds.size and not skipped:
+            return seconds, ()
+        said = f"--trace: {seconds.size:,} of its {trace.arrival_seconds.size:,} usable rows are served"
+        return seconds, (Notice("trace_in_part", f"{said}; {skipped:,} were skipped" if skipped else said),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ class Advice:
 def advise(
     run: Run,
     *,
-    concurrencies: Sequence[int],
+    concurrencies: Sequence[int] | None,
     temperature: float | None,
     engine: str | None,
     cost_options: CostOptions,
@@ -79,11 +87,14 @@ def advise(
 ) -> Advice:
     """The recommendation for one of the run's temperatures, and the verdicts at all of them.
 
-    `gpu_price`: dollars for an hour of one GPU. `arrivals`: requests come by the clock, and `concurrencies` are not
-    asked.
+    `gpu_price`: dollars for an hour of one GPU. `arrivals`: requests come by the clock; `concurrencies` are None then,
+    else 1 where they are.
     """
     if gpu_price is not None and not 0 < gpu_price <= MOST_DOLLARS:
         raise SpecprobeError(f"--gpu-price {gpu_price:g}: dollars for an hour of one GPU, above 0")
+    if arrivals is not None and concurrencies is not None:
+        raise SpecprobeError("--concurrency: with --rate or --trace requests come by the clock; leave one out")
+    concurrencies = (1,) if concurrencies is None else concurrencies
     if not concurrencies or len(set(concurrencies)) > MOST_CONCURRENCIES:
         raise SpecprobeError(f"--concurrency: name 1 to {MOST_CONCURRENCIES} numbers, for example 1,8,64")
     if not 1 <= min(concurrencies) <= max(concurrencies) <= LARGEST_CONCURRENCY:
@@ -102,23 +113,36 @@ def advise(
             f"recommend: the run holds no rounds at temperature {temperature:g} (no response is longer than one "
             "token); analyze more"
         )
-    batches = sorted(set(concurrencies)) if arrivals is None else list(ARRIVAL_BATCHES)
+    batches = sorted(set(concurrencies))
+    if arrivals is not None:
+        batches = list(PREDICTED_ARRIVAL_BATCHES if cost_options.gpu else TIMED_ARRIVAL_BATCHES)
     cost = find_cost(run, cost_options, batches, run.responses_at(temperature), stages)
-    traffics = (
-        [Traffic(concurrency) for concurrency in dict.fromkeys(concurrencies)]
-        if arrivals is None
-        else [Traffic(arrival_seconds=arrivals.seconds(len(run.responses_at(temperature).ids)))]
-    )
-    dollars = None if gpu_price is None else gpu_price * (cost_options.devices or 1)
+    traffics = [Traffic(concurrency) for concurrency in dict.fromkeys(concurrencies)]
+    arrival_notices: tuple[Notice, ...] = ()
+    if arrivals is not None:
+        seconds, arrival_notices = arrivals.seconds(len(run.responses_at(temperature).ids))
+        traffics = [Traffic(arrival_seconds=seconds)]
+    dollars = None if gpu_price is None else gpu_price * _devices(cost, cost_options)
     found = [
         recommend(run, value, cost, traffics, prefer=prefer, dollars_per_hour=dollars)
         for value in (temperature, *(other for other in _decidable(run) if other != temperature))
     ]
     asked = found[0]
     # What limits a verdict at another temperature limits where it turns.
-    notices = tuple(dict.fromkeys(notice for one in found for notice in one.notices))
+    notices = dict.fromkeys((*asked.notices, *arrival_notices))
+    for other in found[1:]:
+        at = f"temperature {other.temperature:g}: "
+        notices.update(dict.fromkeys(n if n in notices else replace(n, message=at + n.message) for n in other.notices))
     same_requests = not run.settings.get("temperatures_from_log")
-    return Advice(replace(asked, notices=notices), by_temperature(found, same_requests=same_requests))
+    return Advice(replace(asked, notices=tuple(notices)), by_temperature(found, same_requests=same_requests))
+
+
+def _devices(cost: CostTable, options: CostOptions) -> int:
+    """How many GPUs are paid for: as asked for, or as the cost file says."""
+    told = cost.conditions.get("devices")
+    if options.devices is None and type(told) is int and 1 <= told <= MOST_DEVICES:
+        return told
+    return options.devices or 1
 
 
 def _decidable(run: Run) -> list[float]:

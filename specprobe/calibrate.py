@@ -20,9 +20,11 @@ from specprobe.model_shape import shape_of
 from specprobe.notices import Notice, inert
 from specprobe.paths import write_private
 from specprobe.roofline import (
+    MOST_DEVICES,
     Deployment,
     Draft,
     Drafter,
+    compact,
     engine_overhead,
     find_drafter,
     round_seconds,
@@ -48,7 +50,17 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (0, 512, 2048, 8192, 32768)
 MOST_DEPTH = 64
 # What a run calls the methods that users' tables and engines call otherwise, in letters and digits only.
-METHOD_KEYS = {"draftmodel": "draft", "assisted": "draft", "nextn": "mtp", "pld": "ngram", "promptlookup": "ngram"}
+METHOD_KEYS = {
+    "draftmodel": "draft",
+    "assisted": "draft",
+    "nextn": "mtp",
+    "eagle2": "eagle",
+    "peagle": "eagle3",
+    "peagle3": "eagle3",
+    "pld": "ngram",
+    "pldhf": "ngram",
+    "promptlookup": "ngram",
+}
 # Drafters without a model; any run may hold them.
 OF_ANY_RUN = ("ngram", "suffix")
 # What would tell a factor, for those that were not.
@@ -153,8 +165,8 @@ def find_setup(model: str | None, gpu: str | None, *, devices: int, dtype: str |
             "calibrate: name --model and --gpu; steps of one token each do not say what a round of several costs, and "
             "the roofline of both fills that in"
         )
-    if not 1 <= devices <= 1024:
-        raise SpecprobeError(f"--tp {devices}: a number of devices from 1 to 1024")
+    if not 1 <= devices <= MOST_DEVICES:
+        raise SpecprobeError(f"--tp {devices}: a number of devices from 1 to {MOST_DEVICES}")
     shape = shape_of(model)
     quantisation = quantisation_of(dtype or "", shape)
     deployment = Deployment(shape, quantisation, find_hardware(gpu), devices, engine_overhead(engine))
@@ -208,6 +220,7 @@ def calibrate_points(
         depth,
         sorted({*BATCHES, *(round(timing.batch) for timing in timings)}),
         sorted({*CONTEXTS, *(round(timing.context) for timing in timings)}),
+        mean_context=float(np.median([timing.context for timing in timings])),
     )
     cost = replace(
         cost,
@@ -287,8 +300,7 @@ def _by_key(models: Mapping[tuple[str, str], Drafter]) -> dict[str, Drafter]:
 
 
 def _method_key(method: str) -> str:
-    compact = "".join(c for c in method.lower() if c.isalnum())
-    return METHOD_KEYS.get(compact, compact)
+    return METHOD_KEYS.get(compact(method), compact(method))
 
 
 def _conditions(setup: Setup, fit: ScaleFit, points: Sequence[FittedPoint]) -> dict[str, Any]:

@@ -90,13 +90,14 @@ def candidates(
 ) -> list[Option]:
     """Every depth of one drafter. `plain`: the same traffic without speculation.
 
-    The point is what the simulation gives; the interval is that of the closed form, moved to it.
+    The point is what the simulation gives; the interval is that of the closed form, moved to it. For arrivals by the
+    clock, where latency moves by more than the time of a round, both ends are simulated: with rounds slower or faster
+    by as much as the closed form's ends lie from its point.
     """
-    batch = traffic.concurrency or plain.batch
-    if cost.memory and cost.memory.kv_capacity_tokens() < batch * lengths.mean_context:
-        # Memory, not the requests in flight, decides how many run together.
-        batch = plain.batch
-    batch = max(1.0, batch)
+    # Memory, or the clock, may let fewer run together than are in flight.
+    batch = traffic.concurrency or max(1.0, plain.batch)
+    if plain.memory_bound:
+        batch = max(1.0, plain.batch)
     (closed,) = speedups(acceptance, lengths, cost, [batch])
     counts = speedup_counts(acceptance, lengths, cost)
     sums = counts.sum(axis=0)
@@ -105,10 +106,18 @@ def candidates(
     lengthened = _lengthened(acceptance, lengths, cost, batch)
     options = []
     for row, interval in enumerate(intervals):
-        emitted, _, _, rounds, first_drafted = sums[row, :5].tolist()
+        emitted, _, _, _, rounds, first_drafted = sums[row, :6].tolist()
         served = serving.speculative(acceptance, row + 1)
-        point = _gain(traffic, plain, served)
-        moved = point / float(closed_points[row])
+        point, closed_point = _gain(traffic, plain, served), float(closed_points[row])
+        moved = point / closed_point
+        low = high = None
+        if interval and traffic.arrival_seconds is None:
+            low, high = interval.low * moved, interval.high * moved
+        elif interval:
+            low, high = (
+                _gain(traffic, plain, serving.speculative(acceptance, row + 1, slower=closed_point / end))
+                for end in (interval.low, interval.high)
+            )
         options.append(
             Option(
                 drafter=acceptance.drafter,
@@ -119,8 +128,8 @@ def candidates(
                 tokens_per_round=emitted / rounds,
                 coverage=first_drafted / rounds,
                 speedup=point,
-                low=interval.low * moved if interval else None,
-                high=interval.high * moved if interval else None,
+                low=low,
+                high=high,
                 enough_prompts=acceptance.num_prompts >= MIN_PROMPTS,
                 round_seconds=float(round_seconds[row]),
                 break_even_tokens_per_round=float(round_seconds[row]) / closed.baseline_seconds,
@@ -128,7 +137,7 @@ def candidates(
                 drafter_bytes=cost.memory.drafter_bytes(cost_keys(acceptance))[0] if cost.memory else None,
                 served=served,
                 sensitivity=tuple(
-                    Sensitivity(*factors, float(speedups[row]) * moved) for factors, speedups in lengthened.items()
+                    Sensitivity(*factors, float(points[row]) * moved) for factors, points in lengthened.items()
                 ),
             )
         )
@@ -138,7 +147,10 @@ def candidates(
 def _gain(traffic: Traffic, plain: Served, served: Served) -> float:
     if traffic.concurrency is None:
         return plain.mean_latency_seconds / served.mean_latency_seconds
-    return served.output_tokens_per_second / plain.output_tokens_per_second
+    with_it, without = served.steady_output_tokens_per_second, plain.steady_output_tokens_per_second
+    if with_it and without:
+        return with_it / without
+    return served.whole_output_tokens_per_second / plain.whole_output_tokens_per_second
 
 
 def _lengthened(

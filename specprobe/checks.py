@@ -76,8 +76,8 @@ def check_acceptance(acceptance: Acceptance) -> list[Notice]:
             )
         ]
     notices = []
-    first = totals.conditional[0]
-    if acceptance.adoption > Adoption.FLAG and first is not None and first < BROKEN_ACCEPTANCE:
+    if is_broken(acceptance):
+        first = totals.conditional[0] or 0.0
         notices.append(
             Notice(
                 "near_nothing_accepted",
@@ -102,6 +102,14 @@ def check_acceptance(acceptance: Acceptance) -> list[Notice]:
             )
         )
     return notices
+
+
+def is_broken(acceptance: Acceptance) -> bool:
+    """Whether a model accepts so little that it is likely one for another target, or damaged."""
+    if acceptance.adoption <= Adoption.FLAG:
+        return False
+    first = acceptance.totals(acceptance.depth).conditional[0]
+    return first is not None and first < BROKEN_ACCEPTANCE
 
 
 def _layer_cause(acceptance: Acceptance) -> str:

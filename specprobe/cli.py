@@ -297,8 +297,9 @@ def recommend(
         typer.Argument(metavar="[RUN]", help="A run that analyze wrote. Default: the last one.", show_default=False),
     ] = None,
     concurrency: Annotated[
-        str, typer.Option("--concurrency", help="Requests in flight: one or more, such as 1,8,64.")
-    ] = "1",
+        str | None,
+        typer.Option("--concurrency", help="Requests in flight: one or more, such as 1,8,64. Default: 1."),
+    ] = None,
     cost: Annotated[
         Path | None,
         typer.Option("--cost", help="A cost file, JSON or CSV. Default: measure the target on this device."),
@@ -347,7 +348,7 @@ def recommend(
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", help="When requests come: a trace in Mooncake, Azure or BurstGPT form."),
+        typer.Option("--trace", help="When requests come: the times of a trace in Mooncake, Azure or BurstGPT form."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -364,7 +365,7 @@ def recommend(
     )
     advice = advise(
         run,
-        concurrencies=_numbers(concurrency, "--concurrency", int),
+        concurrencies=None if concurrency is None else _numbers(concurrency, "--concurrency", int),
         temperature=temperature,
         engine=engine,
         cost_options=cost_options,

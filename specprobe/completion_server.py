@@ -1,7 +1,7 @@
 """A server that speaks the OpenAI completions protocol: what it is, and one streamed answer, each chunk with its time.
 
 Everything that can go wrong on the way is one line that says what to do. The API key comes from the environment only,
-goes into the Authorization header only, and is cut out of whatever a server sends back.
+goes into the Authorization header only, and is cut out of what a server's errors are quoted from.
 """
 
 from __future__ import annotations

@@ -143,22 +143,12 @@ class CostTable:
 
     def at_context(self, context: float) -> CostSurface:
         """Round times over batch and query tokens at one context; held constant beyond the ends of the grid."""
-        return CostSurface(
-            np.array(self.batches, dtype=np.float64),
-            np.array(self.query_tokens, dtype=np.float64),
-            self._surface({_key(p): p.seconds for p in self.points}, context),
-            # The standard error of a median of n is about 1.2533 sigma / sqrt(n).
-            self._surface({_key(p): 1.2533 * p.spread_seconds / math.sqrt(p.repeats) for p in self.points}, context),
-        )
-
-    def _surface(self, values: Mapping[tuple[int, int, int], float], context: float) -> Floats:
-        """[batches, query tokens], linear between contexts."""
-        shape = len(self.batches), len(self.query_tokens), len(self.contexts)
-        grid = np.array([values[key] for key in product(self.batches, self.query_tokens, self.contexts)]).reshape(shape)
-        position = float(np.interp(context, self.contexts, np.arange(shape[2])))
-        low = int(position)
-        high = min(low + 1, shape[2] - 1)
-        return grid[..., low] + (position - low) * (grid[..., high] - grid[..., low])
+        batches, queries = (np.array(axis, dtype=np.float64) for axis in (self.batches, self.query_tokens))
+        points = {_key(point): point for point in self.points}
+        at = batches, queries, np.array([context])
+        seconds = _interpolated({key: point.seconds for key, point in points.items()}, at)[..., 0]
+        errors = _interpolated({key: _median_error(point) for key, point in points.items()}, at)[..., 0]
+        return CostSurface(batches, queries, seconds, errors)
 
     def knows(self, keys: Sequence[str]) -> bool:
         """Whether it has the drafting time of a drafter that goes by one of these names."""
@@ -168,6 +158,13 @@ class CostTable:
     def drafters(self) -> set[str]:
         """The names of the drafters whose time it has."""
         return {*self.drafter_seconds, *self._by_drafter()}
+
+    @property
+    def prefill_floor_seconds(self) -> float:
+        """A step that only prefills, besides its tokens."""
+        if self.prefill_step_seconds is not None:
+            return self.prefill_step_seconds
+        return min(point.seconds for point in self.points)
 
     def drafter_prefill(self, keys: Sequence[str]) -> float:
         """What the drafter of one of these names adds to the prefill of a prompt token."""
@@ -180,26 +177,30 @@ class CostTable:
 
         Linear between points and constant beyond them. `by_token`: its `drafter_seconds` are of each drafted token.
         """
-        by_drafter = self._by_drafter()
-        if key := next((key for key in keys if key in by_drafter), None):
-            points = {(p.batch, p.depth, p.context): p.seconds for p in by_drafter[key]}
-            axes = [sorted(set(values)) for values in zip(*points, strict=True)]
-            grid = np.array([points[key] for key in product(*axes)]).reshape([len(axis) for axis in axes])
-            return _along_axes(grid, axes, (batches, depths, contexts))
+        if points := self._drafting_of(keys):
+            return _interpolated({key: point.seconds for key, point in points.items()}, (batches, depths, contexts))
         seconds = next((self.drafter_seconds[key] for key in keys if key in self.drafter_seconds), 0.0)
         tokens = depths if by_token else np.ones_like(depths)
         return seconds * batches[:, None, None] * tokens[None, :, None] * np.ones_like(contexts)[None, None, :]
 
+    def drafting_errors(self, keys: Sequence[str], batches: Floats, depths: Floats, contexts: Floats) -> Floats:
+        """Standard errors of `drafting_seconds`, as repeated timings show them; 0 for what was not timed."""
+        if points := self._drafting_of(keys):
+            return _interpolated({key: _median_error(p) for key, p in points.items()}, (batches, depths, contexts))
+        return np.zeros((batches.size, depths.size, contexts.size))
+
+    def _drafting_of(self, keys: Sequence[str]) -> dict[tuple[int, int, int], DraftingPoint]:
+        """The points of the drafter that goes by the first of these names that has any."""
+        by_drafter = self._by_drafter()
+        named = next((by_drafter[key] for key in keys if key in by_drafter), [])
+        return {(point.batch, point.depth, point.context): point for point in named}
+
     def step_cost(self, keys: Sequence[str] = (), depth: int = 0, *, by_token: bool = False) -> StepCost:
         """The cost as the load simulation takes it; of rounds with a drafter where there is a depth."""
-        shape = len(self.batches), len(self.query_tokens), len(self.contexts)
-        batches, query_tokens, contexts = (
-            np.array(values, dtype=np.float64) for values in (self.batches, self.query_tokens, self.contexts)
-        )
-        values = {_key(point): point.seconds for point in self.points}
-        seconds = np.array([values[key] for key in product(self.batches, self.query_tokens, self.contexts)])
-        floor = self.prefill_step_seconds
-        drafting = np.zeros((shape[0], shape[2]))
+        axes = [np.array(axis, dtype=np.float64) for axis in (self.batches, self.query_tokens, self.contexts)]
+        batches, query_tokens, contexts = axes
+        seconds = _interpolated({_key(point): point.seconds for point in self.points}, axes)
+        drafting = np.zeros((batches.size, contexts.size))
         if depth:
             at = np.array([float(depth)])
             drafting = self.drafting_seconds(keys, batches, at, contexts, by_token=by_token)[:, 0]
@@ -207,11 +208,11 @@ class CostTable:
             batches=batches,
             query_tokens=query_tokens,
             contexts=contexts,
-            seconds=seconds.reshape(shape),
+            seconds=seconds,
             drafting_seconds=drafting,
             prefill_token_seconds=self.prefill_token_seconds + (self.drafter_prefill(keys) if depth else 0.0),
             prefill_pair_seconds=self.prefill_pair_seconds,
-            prefill_step_seconds=float(seconds.min()) if floor is None else floor,
+            prefill_step_seconds=self.prefill_floor_seconds,
         )
 
     def _by_drafter(self) -> dict[str, list[DraftingPoint]]:
@@ -250,12 +251,8 @@ class CostSurface:
 
     def at_batch(self, batch: float) -> tuple[Floats, Floats]:
         """Seconds and standard errors at `query_tokens`, for one batch."""
-        position = float(np.interp(batch, self.batches, np.arange(self.batches.size)))
-        low = int(position)
-        high = min(low + 1, self.batches.size - 1)
-        share = position - low
-        seconds = self.seconds[low] + share * (self.seconds[high] - self.seconds[low])
-        return seconds, self.errors[low] + share * (self.errors[high] - self.errors[low])
+        at, axes = (np.array([batch]), self.query_tokens), (self.batches, self.query_tokens)
+        return _along_axes(self.seconds, axes, at)[0], _along_axes(self.errors, axes, at)[0]
 
 
 def _check_full(keys: Sequence[tuple[int, int, int]], names: tuple[str, str, str]) -> None:
@@ -269,12 +266,24 @@ def _check_full(keys: Sequence[tuple[int, int, int]], names: tuple[str, str, str
             raise SpecprobeError(f"cost: no point for {missing}; every combination of the values given is needed")
 
 
-def _along_axes(grid: Floats, axes: Sequence[Sequence[int]], at: Sequence[Floats]) -> Floats:
+def _interpolated(values: Mapping[tuple[int, int, int], float], at: Sequence[Floats]) -> Floats:
+    """Values on a full grid, at every combination of `at`."""
+    axes = [np.array(sorted(set(axis)), dtype=np.float64) for axis in zip(*values, strict=True)]
+    grid = np.array([values[key] for key in sorted(values)]).reshape([axis.size for axis in axes])
+    return _along_axes(grid, axes, at)
+
+
+def _median_error(point: CostPoint | DraftingPoint) -> float:
+    """The standard error of a median of n is about 1.2533 sigma / sqrt(n)."""
+    return 1.2533 * point.spread_seconds / math.sqrt(point.repeats)
+
+
+def _along_axes(grid: Floats, axes: Sequence[Floats], at: Sequence[Floats]) -> Floats:
     """A grid interpolated linearly at every combination of `at`, one axis after the other; constant beyond its ends."""
     for axis, (known, wanted) in enumerate(zip(axes, at, strict=True)):
-        position = np.interp(wanted, known, np.arange(len(known)))
+        position = np.interp(wanted, known, np.arange(known.size))
         low = position.astype(np.intp)
-        high = np.minimum(low + 1, len(known) - 1)
+        high = np.minimum(low + 1, known.size - 1)
         share = (position - low).reshape([-1 if other == axis else 1 for other in range(grid.ndim)])
         below, above = np.take(grid, low, axis), np.take(grid, high, axis)
         grid = below + share * (above - below)

@@ -13,11 +13,10 @@ from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
 from specprobe.profiles import resolve_profile
 from specprobe.progress import Stages
+from specprobe.roofline import MOST_DEVICES
 from specprobe.run import ResponseRecord, Run
 from specprobe.speedup import cost_keys
 from specprobe.timings import measured_cost
-
-MOST_DEVICES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +94,7 @@ def _predicted(
         max(acceptance.depth for acceptance in run.results),
         sorted(batches),
         sorted(contexts),
+        mean_context=lengths.mean_context,
     )
 
 

@@ -152,7 +152,9 @@ def _free_bytes(target: Target) -> int | None:
     import torch
 
     if target.device.type == "cuda":
-        return int(torch.cuda.mem_get_info(target.device)[0])
+        # Blocks that torch holds without using them are free to it.
+        held = torch.cuda.memory_reserved(target.device) - torch.cuda.memory_allocated(target.device)
+        return int(torch.cuda.mem_get_info(target.device)[0]) + held
     try:
         # What could be had, caches given up; sysconf's free pages leave those out.
         meminfo = Path("/proc/meminfo").read_text()

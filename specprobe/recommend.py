@@ -14,7 +14,7 @@ from specprobe.errors import SpecprobeError
 from specprobe.export import Schedule, engine_config
 from specprobe.notices import Notice, inert
 from specprobe.profiles import resolve_profile
-from specprobe.refusals import is_broken, matches_exactly, undecidable
+from specprobe.refusals import judged, undecidable
 from specprobe.run import ResponseRecord, Run
 from specprobe.serving import Served, Serving, Traffic
 from specprobe.speedup import DEPTH_TOLERANCE, best_depth, cost_keys, has_cost, speedup_counts, speedups
@@ -105,10 +105,11 @@ def recommend(
     uncosted = list(dict.fromkeys(cost_keys(a)[0] for a in with_rounds if not has_cost(a, cost)))
     if not costed:
         raise SpecprobeError(f"recommend: {_no_drafting_time(uncosted)}")
-    acceptances, left_out = _judged(costed, run.engine_profile)
+    acceptances, left_out = judged(costed, run.engine_profile, cost, lengths)
     undecided = undecidable(lengths, acceptances, run.engine_profile)
-    by_batch = [_depth_by_batch(acceptance, lengths, cost) for acceptance in acceptances]
-    schedules = [_rows(depths) for depths in by_batch]
+    batches = _batches(cost)
+    by_batch = [_depth_by_batch(acceptance, lengths, cost, batches) for acceptance in acceptances]
+    schedules = [_rows(batches, depths) for depths in by_batch]
     verdicts = tuple(
         _verdict(run, acceptances, schedules, cost, lengths, traffic, prefer, undecided) for traffic in traffics
     )
@@ -121,7 +122,7 @@ def recommend(
         engine_profile=run.engine_profile,
         temperature=temperature,
         by_concurrency=verdicts,
-        crossover_concurrency=_crossover(by_batch),
+        crossover_concurrency=_crossover(batches, by_batch),
         scheduled_drafter=acceptances[chosen].drafter,
         schedule=schedules[chosen],
         export=leading.export,
@@ -132,39 +133,12 @@ def recommend(
             *left_out,
             *_unknown_keys(run, cost),
             *_suffix_in_flight(run, acceptances, in_flight),
-            *_notices(acceptances, lengths, cost, in_flight),
+            *_notices(acceptances, lengths, cost, _batches_run(verdicts, traffics)),
             *_served_notices(verdicts, traffics),
         ),
         undecided=undecided,
         dollars_per_hour=dollars_per_hour,
     )
-
-
-def _judged(costed: Sequence[Acceptance], engine_profile: str) -> tuple[list[Acceptance], list[Notice]]:
-    """The results that a verdict may rest on, and why others are left out; all of them where none is left."""
-    offered = resolve_profile(engine_profile).drafters
-    judged, notices = list(costed), []
-    # What the engine cannot run is no answer; a user's own class may be its plugin.
-    reasons = (
-        (
-            "not_offered_left_out",
-            f"since {engine_profile} does not offer it",
-            lambda a: a.drafter not in offered and a.drafter != "python",
-        ),
-        ("broken_left_out", "since next to nothing was accepted: check the checkpoint", is_broken),
-        (
-            "exact_match_left_out",
-            f"since {engine_profile} keeps sampled drafts by exact match only",
-            lambda a: matches_exactly(a, engine_profile),
-        ),
-    )
-    for code, why, is_out in reasons:
-        kept = [acceptance for acceptance in judged if not is_out(acceptance)]
-        if kept and len(kept) < len(judged):
-            names = dict.fromkeys(inert(acceptance.label, 60) for acceptance in judged if is_out(acceptance))
-            notices.append(Notice(code, f"{', '.join(names)}: left out of the verdict, {why}"))
-            judged = kept
-    return judged, notices
 
 
 def _unknown_keys(run: Run, cost: CostTable) -> list[Notice]:
@@ -261,29 +235,40 @@ def decide(speedup: float, low: float | None, high: float | None, *, enough_prom
     return "close"
 
 
-def _depth_by_batch(acceptance: Acceptance, lengths: ResponseRecord, cost: CostTable) -> list[int]:
-    """The drafter's depth for batches 1, 2, ... that the cost table covers; 0 where nothing is faster."""
+def _batches(cost: CostTable) -> list[int]:
+    """Every batch that the cost table covers and a schedule may hold, and beyond those the table's own."""
+    first, last = cost.batches[0], cost.batches[-1]
+    scheduled = range(first, min(last, LARGEST_SCHEDULED_BATCH) + 1)
+    return [*scheduled, *(batch for batch in cost.batches if batch > LARGEST_SCHEDULED_BATCH)]
+
+
+def _depth_by_batch(
+    acceptance: Acceptance, lengths: ResponseRecord, cost: CostTable, batches: Sequence[int]
+) -> list[int]:
+    """The drafter's depth for each batch; 0 where nothing is faster."""
     sums = speedup_counts(acceptance, lengths, cost).sum(axis=0)
-    batches = range(1, min(cost.batches[-1], LARGEST_SCHEDULED_BATCH) + 1)
     best = [best_depth(speedup(sums)) for speedup in speedups(acceptance, lengths, cost, batches)]
     return [depth if gain > 1 else 0 for depth, gain in best]
 
 
-def _rows(depths: Sequence[int]) -> Schedule:
-    """Runs of equal depth as (first batch, last batch, depth)."""
+def _rows(batches: Sequence[int], depths: Sequence[int]) -> Schedule:
+    """Runs of equal depth as (first batch, last batch, depth); below the smallest batch covered it is as there."""
     rows: list[tuple[int, int, int]] = []
-    for batch, depth in enumerate(depths, 1):
+    for batch, depth in zip(batches, depths, strict=True):
+        if batch > max(LARGEST_SCHEDULED_BATCH, batches[0]):
+            break
         if rows and rows[-1][2] == depth:
             rows[-1] = (rows[-1][0], batch, depth)
         else:
-            rows.append((batch, batch, depth))
+            rows.append((rows[-1][1] + 1 if rows else 1, batch, depth))
     return tuple(rows)
 
 
-def _crossover(depths_by_batch: Sequence[Sequence[int]]) -> int | None:
-    """The batch from which on no drafter has a depth."""
-    last_gain = max((batch for depths in depths_by_batch for batch, depth in enumerate(depths, 1) if depth), default=0)
-    return last_gain + 1 if last_gain < len(depths_by_batch[0]) else None
+def _crossover(batches: Sequence[int], depths_by_batch: Sequence[Sequence[int]]) -> int | None:
+    """The first batch from which on no drafter has a depth."""
+    gains = [any(depths) for depths in zip(*depths_by_batch, strict=True)]
+    last_gain = max((number for number, gain in enumerate(gains) if gain), default=-1)
+    return batches[last_gain + 1] if last_gain + 1 < len(batches) else None
 
 
 def _notices(
@@ -329,10 +314,18 @@ def _notices(
     return tuple(notices)
 
 
+def _batches_run(verdicts: Sequence[Verdict], traffics: Sequence[Traffic]) -> list[int]:
+    """How many sequences ran together at most: as many as were asked for, for arrivals as the simulation had them."""
+    return [
+        traffic.concurrency or max(verdict.plain.largest_batch, verdict.best.served.largest_batch)
+        for verdict, traffic in zip(verdicts, traffics, strict=True)
+    ]
+
+
 def _served_notices(verdicts: Sequence[Verdict], traffics: Sequence[Traffic]) -> list[Notice]:
     """What a reader of the load should know: memory that runs out, a server that cannot keep up."""
     notices = []
-    full = [v.concurrency for v in verdicts if v.plain.preemptions or v.best.served.preemptions]
+    full = [v.concurrency for v in verdicts if v.plain.memory_bound or v.best.served.memory_bound]
     if full:
         notices.append(
             Notice(

@@ -28,6 +28,9 @@ from specprobe.units import (
     format_seconds,
 )
 
+# For other programs, or told already.
+UNTOLD = ("fingerprint", "devices")
+
 
 def render_advice(advice: Advice) -> RenderableType:
     """For people; every figure is in the document too."""
@@ -160,7 +163,7 @@ def _limits(recommendation: Recommendation) -> Text:
         if crossover is None
         else f"From concurrency {crossover} on, nothing is faster than not speculating."
     )
-    about = [inert(str(value), 80) for key, value in cost.conditions.items() if key != "fingerprint"]
+    about = [inert(str(value), 80) for key, value in cost.conditions.items() if key not in UNTOLD]
     quality = cost.quality()
     if cost.source == "measured":
         about += [

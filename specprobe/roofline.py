@@ -57,6 +57,7 @@ METHODS = {
     "suffix": "none",
     "lookahead": "none",
 }
+MOST_DEVICES = 1024
 # Draft heads of the EAGLE-3 kind predict a reduced vocabulary of this size in the published checkpoints.
 EAGLE3_VOCAB = 32_000
 
@@ -99,9 +100,16 @@ class Deployment:
         return peak * share * self.ways
 
     @property
+    def available_bytes(self) -> float:
+        """Of all devices together, for weights and caches."""
+        efficiencies = self.efficiencies
+        each = efficiencies.memory * self.hardware.memory_bytes - efficiencies.reserved_bytes
+        return max(0.0, each) * self.devices
+
+    @property
     def fits(self) -> bool:
-        """Whether the weights fit, with a tenth of the memory left for KV and activations."""
-        return self.shape.storage_bytes(self.quantisation) <= 0.9 * self.devices * self.hardware.memory_bytes
+        """Whether the weights do."""
+        return self.shape.storage_bytes(self.quantisation) <= self.available_bytes
 
     @property
     def kv_copies(self) -> float:
@@ -117,11 +125,16 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """A drafter as the roofline sees it: how it drafts and the shape of what it runs."""
+    """A drafter as the roofline sees it: how it drafts and the shape of what it runs.
+
+    `own_weights`: whether it has any beside the target's; `own_cache`: whether it keeps keys and values of its own.
+    """
 
     kind: str
     shape: Shape | None = None
     quantisation: Quantisation | None = None
+    own_weights: bool = True
+    own_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +148,7 @@ class Draft:
 
 def engine_overhead(engine: str, *, legacy: bool = False) -> Overhead:
     """The overhead profile of an engine by name; raises SpecprobeError for one without."""
-    word = _compact(engine)
+    word = compact(engine)
     known = next((ENGINE_WORDS[start] for start in ENGINE_WORDS if word.startswith(start)), None)
     if known is None:
         raise SpecprobeError(f"engine {engine[:40]!r}: no overhead profile; known are {', '.join(OVERHEADS)}")
@@ -144,7 +157,7 @@ def engine_overhead(engine: str, *, legacy: bool = False) -> Overhead:
 
 def method_kind(method: str) -> str | None:
     """How a method drafts, None where it is not known."""
-    return METHODS.get(_compact(method))
+    return METHODS.get(compact(method))
 
 
 def find_drafter(
@@ -174,7 +187,7 @@ def find_drafter(
     known = _known_head(name, shape_of)
     if known is not None:
         return Drafter(kind, known, quantisation_of("", known))
-    vocab = EAGLE3_VOCAB if "eagle3" in _compact(method) else 0
+    vocab = EAGLE3_VOCAB if "eagle3" in compact(method) else 0
     dense = target.intermediate or 4 * target.hidden
     head = replace(one_layer(target), experts=0, moe_intermediate=0, intermediate=dense, draft_vocab=vocab)
     return Drafter(kind, head, quantisation_of("bf16", replace(head, native_quantization="")))
@@ -197,8 +210,12 @@ def experts_touched(shape: Shape, sequences: float, query_tokens: float, indepen
     return shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** effective)
 
 
-def forward_seconds(deployment: Deployment, sequences: float, query_tokens: float, context: float) -> float:
+def forward_seconds(
+    deployment: Deployment, sequences: float, query_tokens: float, context: float, *, logits: float | None = None
+) -> float:
     """One forward pass on the device, gaps between kernels included, host overhead of the engine left out.
+
+    `logits`: tokens whose logits are computed, None for all of them.
 
     weights = bytes of the weights touched / bandwidth + 2 x active parameters x tokens / compute
     attention = max(KV bytes of each sequence / bandwidth, 4 x heads x head size x context x layers x tokens / compute),
@@ -214,7 +231,9 @@ def forward_seconds(deployment: Deployment, sequences: float, query_tokens: floa
     slower = efficiencies.bandwidth / efficiencies.expert_bandwidth
     weight_seconds = (always + routed * slower) / deployment.bandwidth_bytes_per_second
     attention = shape.attention_operations * context
-    matrix_seconds = 2 * shape.active_parameters * tokens / deployment.flops_per_second
+    without_logits = tokens - (tokens if logits is None else logits)
+    matrix_operations = 2 * (shape.active_parameters * tokens - shape.head_parameters * without_logits)
+    matrix_seconds = matrix_operations / deployment.flops_per_second
     # One kernel reads the cache while it multiplies: the slower of the two counts.
     attention_seconds = max(kv_seconds, tokens * attention / deployment.flops_per_second)
     device = weight_seconds + matrix_seconds + attention_seconds
@@ -234,18 +253,21 @@ def _all_reduce_seconds(deployment: Deployment, tokens: float) -> float:
     return 2 * deployment.shape.layers * once
 
 
-def step_seconds(deployment: Deployment, sequences: float, query_tokens: float, context: float) -> float:
+def step_seconds(
+    deployment: Deployment, sequences: float, query_tokens: float, context: float, *, logits: float | None = None
+) -> float:
     """One step of the engine: the forward pass, its step overhead, and that of each sequence in it."""
     overhead = deployment.overhead
     rows = sequences * query_tokens if overhead.expands_batch else sequences
-    return forward_seconds(deployment, sequences, query_tokens, context) + overhead.step + rows * overhead.sequence
+    forward = forward_seconds(deployment, sequences, query_tokens, context, logits=logits)
+    return forward + overhead.step + rows * overhead.sequence
 
 
 def prefill_seconds(deployment: Deployment, prompt_tokens: float) -> float:
-    """A prompt alone in a step: all its tokens at once, KV written but hardly read."""
+    """A prompt alone in a step: all its tokens at once, KV written but hardly read, logits of the last token."""
     overhead = replace(deployment.overhead, expands_batch=False)
     alone = replace(deployment, overhead=overhead)
-    return step_seconds(alone, 1, max(prompt_tokens, 1.0), prompt_tokens / 2)
+    return step_seconds(alone, 1, max(prompt_tokens, 1.0), prompt_tokens / 2, logits=1)
 
 
 def drafting_seconds(deployment: Deployment, drafter: Drafter, draft: Draft, sequences: float, context: float) -> float:
@@ -302,5 +324,6 @@ def _known_head(name: str, shape_of: Callable[[str], Shape]) -> Shape | None:
         return None
 
 
-def _compact(name: str) -> str:
+def compact(name: str) -> str:
+    """A name in lower case, letters and digits only."""
     return "".join(c for c in name.lower() if c.isalnum())

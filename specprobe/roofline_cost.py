@@ -20,8 +20,11 @@ from specprobe.roofline import (
     step_seconds,
 )
 from specprobe.roofline_constants import COLD_LOG_DEVIATION
-from specprobe.shapes import quantisation_of
+from specprobe.scales import CLASSES_OF_HARDWARE
+from specprobe.shapes import Shape, quantisation_of
 
+# Drafters that read the target's last hidden state and nothing before it.
+WITHOUT_CACHE = ("medusa", "mlp")
 # A chunk of a prompt that is long enough to be routed to every expert.
 PREFILL_CHUNK = 2048
 
@@ -33,15 +36,18 @@ def roofline_cost(
     batches: Sequence[int],
     contexts: Sequence[int],
     *,
+    mean_context: float,
     log_deviation: float = COLD_LOG_DEVIATION,
 ) -> CostTable:
     """Predicted times over every batch, 1 to 1 + `depth` query tokens, and context; `drafters` by the name of each.
 
-    A drafter's part of a round includes what the engine adds to speculative rounds. Raises SpecprobeError where the
-    weights alone do not fit in the memory of the devices.
+    A drafter's part of a round includes what the engine adds to speculative rounds. `mean_context`: of the workload,
+    for what a token takes in caches with windows. Raises SpecprobeError where the weights alone do not fit in the
+    memory of the devices.
     """
-    memory = _memory(deployment, drafters, contexts[len(contexts) // 2])
-    if not memory.kv_capacity_tokens():
+    # How much memory a machine of a class has nobody knows.
+    memory = None if deployment.hardware.name in CLASSES_OF_HARDWARE else _memory(deployment, drafters, mean_context)
+    if memory is not None and not memory.kv_capacity_tokens():
         gigabytes = memory.weight_bytes / 1e9
         raise SpecprobeError(
             f"--gpu {deployment.hardware.name}: {deployment.shape.name} in {deployment.quantisation.name} has "
@@ -63,7 +69,7 @@ def roofline_cost(
         drafter_prefill_seconds={
             name: _prefill(deployment.with_shape(drafter.shape, drafter.quantisation))[0]
             for name, drafter in drafters.items()
-            if drafter.shape is not None and drafter.quantisation is not None
+            if drafter.shape is not None and drafter.quantisation is not None and drafter.own_cache
         },
         prefill_token_seconds=token,
         prefill_pair_seconds=deployment.shape.attention_operations / deployment.flops_per_second,
@@ -72,6 +78,7 @@ def roofline_cost(
         memory=memory,
         conditions={
             "hardware": f"{deployment.devices} x {deployment.hardware.name}",
+            "devices": deployment.devices,
             "model": deployment.shape.name,
             "dtype": deployment.quantisation.name,
             "shape": ("shape from its " if deployment.shape.verified else "unverified shape, from ")
@@ -89,11 +96,13 @@ def drafter_of(acceptance: Acceptance, deployment: Deployment) -> Drafter | None
     """
     target, quantisation = deployment.shape, deployment.quantisation
     name, config = acceptance.drafter, acceptance.config
-    if name == "hybrid":
+    if name.startswith("hybrid:"):
         parts = [(part, options) for part, options in config.items() if isinstance(options, Mapping)]
         name, config = parts[-1] if parts else ("", {})
     if name == "early-exit":
-        return Drafter("model", replace(target, layers=int(config["layers"])), quantisation)
+        # It runs on the target's own weights and fills the target's own cache.
+        shape = target.first_layers(int(config["layers"]))
+        return Drafter("model", shape, quantisation, own_weights=False, own_cache=False)
     kind = method_kind(name)
     model = str(config.get("model", ""))
     if kind is None:
@@ -102,33 +111,38 @@ def drafter_of(acceptance: Acceptance, deployment: Deployment) -> Drafter | None
         return find_drafter(name, "", target, quantisation) if kind != "model" else None
     try:
         shape = shape_of(model)
+        found = Drafter(kind, shape, quantisation_of("", shape))
     except SpecprobeError:
         # A head is known by what it is for; a whole model is not.
-        return None if kind == "model" or name == "pard" else find_drafter(name, "", target, quantisation)
-    return Drafter(kind, shape, quantisation_of("", shape))
+        if kind == "model" or name == "pard":
+            return None
+        found = find_drafter(name, "", target, quantisation)
+    return replace(found, own_cache=name not in WITHOUT_CACHE)
 
 
 def _prefill(deployment: Deployment) -> tuple[float, float]:
-    """What a token of a prompt adds to a step, and what the step takes besides."""
+    """What a token of a prompt adds to a step, and what the step takes besides; logits are those of its last token."""
     alone = replace(deployment, overhead=replace(deployment.overhead, expands_batch=False))
-    chunk, twice = (step_seconds(alone, 1, tokens, 0) for tokens in (PREFILL_CHUNK, 2 * PREFILL_CHUNK))
+    chunk, twice = (step_seconds(alone, 1, tokens, 0, logits=1) for tokens in (PREFILL_CHUNK, 2 * PREFILL_CHUNK))
     token = (twice - chunk) / PREFILL_CHUNK
     return token, max(0.0, chunk - PREFILL_CHUNK * token)
 
 
-def _memory(deployment: Deployment, drafters: Mapping[str, Drafter], context: int) -> Memory:
-    efficiencies, copies = deployment.efficiencies, deployment.kv_copies
-    share = efficiencies.memory * deployment.hardware.memory_bytes - efficiencies.reserved_bytes
+def _memory(deployment: Deployment, drafters: Mapping[str, Drafter], mean_context: float) -> Memory:
     # A context of none has no mean.
-    tokens = max(context, 1)
+    tokens = max(mean_context, 1.0)
+
+    def token_bytes(shape: Shape) -> float:
+        return shape.kv_bytes(tokens) * deployment.kv_copies / tokens
+
     return Memory(
-        available_bytes=max(0.0, share) * deployment.devices,
+        available_bytes=deployment.available_bytes,
         weight_bytes=deployment.shape.storage_bytes(deployment.quantisation),
-        kv_token_bytes=deployment.shape.kv_bytes(tokens) * copies / tokens,
+        kv_token_bytes=token_bytes(deployment.shape),
         drafters={
             name: (
-                drafter.shape.storage_bytes(drafter.quantisation),
-                drafter.shape.kv_bytes(tokens) * copies / tokens,
+                drafter.shape.storage_bytes(drafter.quantisation) if drafter.own_weights else 0.0,
+                token_bytes(drafter.shape) if drafter.own_cache else 0.0,
             )
             for name, drafter in drafters.items()
             if drafter.shape is not None and drafter.quantisation is not None

@@ -5,7 +5,8 @@ All arms serve the same requests in the same order, so that they differ by what 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,10 @@ from specprobe.errors import SpecprobeError
 from specprobe.load import LoadResult, Server, Workload, repeated, simulate
 from specprobe.request_rounds import Rounds, plain_rounds, request_rounds
 from specprobe.run import ResponseRecord
-from specprobe.speedup import cost_keys, drafts_by_token
+from specprobe.speedup import MAX_BATCHED_TOKENS, cost_keys, drafts_by_token
+from specprobe.step_cost import StepCost
 
-# Of vLLM's server on large GPUs (0.11 to 0.33: max_num_batched_tokens of its API server, max_num_seqs).
-MAX_BATCHED_TOKENS = 8192
+# Of vLLM's server on large GPUs (0.11 to 0.33: max_num_seqs).
 MAX_SEQUENCES = 1024
 # Every slot is to be filled a few times over, so that a steady stretch lies between filling and draining.
 ROUNDS_OF_SLOTS = 4
@@ -53,16 +54,19 @@ class Traffic:
 class Served:
     """What a server and its requests saw, in seconds and tokens.
 
-    `output_tokens_per_second`: while all slots are full, over the whole run where they never are; the other rate is
-    over the whole run in any case. `batch`: sequences in a step that decodes. `itl`: gaps between stream chunks;
-    None where no response has a second token. `latency_seconds` [R]: of each request. `falls_behind`: whether
+    `steady_output_tokens_per_second`: while all slots are full, None where they never are; the other rate is over the
+    whole run. `batch`, `largest_batch`: sequences in a step that decodes. `memory_bound`: whether requests waited
+    because the cache was full, or lost their place in it. `itl`: gaps between stream chunks; None where no response has
+    a second token. `latency_seconds` [R]: of each request. `falls_behind`: whether
     requests wait ever longer for their first token, as where more arrive than can be served.
     """
 
-    output_tokens_per_second: float
+    steady_output_tokens_per_second: float | None
     whole_output_tokens_per_second: float
     batch: float
+    largest_batch: int
     in_flight: float
+    memory_bound: bool
     preemptions: int
     ttft_p50_seconds: float
     ttft_p95_seconds: float
@@ -73,6 +77,11 @@ class Served:
     p95_latency_seconds: float
     falls_behind: bool
     latency_seconds: Floats
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        """While all slots are full where they ever are, else over the whole run."""
+        return self.steady_output_tokens_per_second or self.whole_output_tokens_per_second
 
 
 class Serving:
@@ -90,14 +99,19 @@ class Serving:
 
     def plain(self) -> Served:
         """Without speculation."""
-        return self._serve(plain_rounds(self._output_tokens), (), 0, by_token=False)
+        return self._serve(plain_rounds(self._output_tokens), self._cost.step_cost(), ())
 
-    def speculative(self, acceptance: Acceptance, depth: int) -> Served:
-        """With one drafter at one depth. Raises SpecprobeError where its counters cannot be of these responses."""
-        rounds = request_rounds(acceptance, depth, self._seed).take(self._usable)
-        return self._serve(rounds, cost_keys(acceptance), depth, by_token=drafts_by_token(acceptance))
+    def speculative(self, acceptance: Acceptance, depth: int, *, slower: float = 1.0) -> Served:
+        """With one drafter at one depth; `slower`: a factor on the seconds of its rounds.
 
-    def _serve(self, rounds: Rounds, keys: tuple[str, ...], depth: int, *, by_token: bool) -> Served:
+        Raises SpecprobeError where its counters cannot be of these responses.
+        """
+        keys = cost_keys(acceptance)
+        cost = self._cost.step_cost(keys, depth, by_token=drafts_by_token(acceptance))
+        cost = replace(cost, seconds=slower * cost.seconds, drafting_seconds=slower * cost.drafting_seconds)
+        return self._serve(request_rounds(acceptance, depth, self._seed).take(self._usable), cost, keys)
+
+    def _serve(self, rounds: Rounds, cost: StepCost, keys: Sequence[str]) -> Served:
         try:
             once = Workload(self._prompt_tokens, rounds, self._output_tokens)
         except ValueError as error:
@@ -107,26 +121,31 @@ class Serving:
         memory, traffic = self._cost.memory, self._traffic
         result = simulate(
             repeated(once, self._num_requests, self._seed),
-            self._cost.step_cost(keys, depth, by_token=by_token),
+            cost,
             Server(
                 traffic.max_sequences,
                 MAX_BATCHED_TOKENS,
-                memory.kv_capacity_tokens(keys if depth else ()) if memory else None,
+                memory.kv_capacity_tokens(keys) if memory else None,
             ),
             concurrency=traffic.concurrency,
             arrivals=traffic.arrival_seconds,
         )
-        return _served(result)
+        return _served(result, traffic.max_sequences)
 
 
-def _served(result: LoadResult) -> Served:
+def _served(result: LoadResult, max_sequences: int) -> Served:
+    steps = result.steps
+    # A request waits although there is a slot, and could not have been given it.
+    refused = (steps.in_flight > steps.running) & (steps.running < max_sequences) & steps.full
     whole = result.whole.output_tokens_per_second or 0.0
     steady = result.steady.output_tokens_per_second if result.steady else None
     itl, tpot, latency, ttft = result.itl, result.tpot, result.latency, result.ttft
     return Served(
-        output_tokens_per_second=steady or whole,
+        steady_output_tokens_per_second=steady,
         whole_output_tokens_per_second=whole,
         batch=result.mean_batch or 0.0,
+        largest_batch=int(steps.decoding.max()),
+        memory_bound=bool(refused.any()) or result.num_preemptions > 0,
         # Little's law over the whole run.
         in_flight=float(result.latency_seconds.sum()) / result.duration_seconds,
         preemptions=result.num_preemptions,

@@ -116,6 +116,20 @@ class Shape:
         """Layers with experts."""
         return self.layers - self.dense_layers if self.experts else 0
 
+    def first_layers(self, layers: int) -> Shape:
+        """The model cut after so many layers, with its LM head; kinds of layers alternate, so each keeps its share."""
+
+        def share(kind: int) -> int:
+            return round(kind * layers / self.layers)
+
+        return replace(
+            self,
+            layers=layers,
+            dense_layers=min(self.dense_layers, layers),
+            kv_layers=None if self.kv_layers is None else share(self.kv_layers),
+            window_layers=share(self.window_layers),
+        )
+
     @property
     def attention_parameters(self) -> float:
         """Of one layer: query, key, value and output projections."""

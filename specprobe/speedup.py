@@ -6,9 +6,10 @@ takes its time besides. The time of the engine per output token is thus
 
     without: T(C, 1) / C + prefill                with: round / (C x tokens per round) + prefill + the drafter's prefill
 
-and the speed-up is their ratio. Tokens per round is a ratio of sums over requests, so it does not depend on C; only
-the cost does. At C = 1 the round time is averaged over the draft lengths that occurred; at C > 1 it is taken at their
-mean, since the lengths of many rounds average out within a step. `specprobe.serving` simulates the same server.
+and the speed-up is their ratio; a request also holds its slot for the steps of its prefill. Tokens per round is a ratio
+of sums over requests, so it does not depend on C; only the cost does. At C = 1 the round time is averaged over the
+draft lengths that occurred; at C > 1 it is taken at their mean, since the lengths of many rounds average out within a
+step. `specprobe.serving` simulates the same server.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specprobe.acceptance import Acceptance
+from specprobe.acceptance import Acceptance, drafter_label
 from specprobe.cost import CostTable
 from specprobe.drafters import MODEL_FREE
 from specprobe.interval import LEVEL, Interval, bootstrap_t_columns
 from specprobe.run import ResponseRecord
 
+# Of vLLM's API server on large GPUs, 0.11 to 0.33 (max_num_batched_tokens): a longer prompt takes several steps.
+MAX_BATCHED_TOKENS = 8192
 # Between depths that differ by less, the shallower one wins: it wastes less when the load or the traffic changes.
 DEPTH_TOLERANCE = 0.01
 
@@ -37,9 +40,11 @@ def has_cost(acceptance: Acceptance, cost: CostTable) -> bool:
 
 
 def cost_keys(acceptance: Acceptance) -> tuple[str, ...]:
-    """What a cost table may call the drafter: with its model as the user named it, else by its method."""
+    """What a cost table may call the drafter: with its model as the user named it, by its label, by its method."""
     model = acceptance.config.get("model", acceptance.config.get("class"))
-    return (f"{acceptance.drafter}:{model}", acceptance.label, acceptance.drafter) if model else (acceptance.drafter,)
+    label = drafter_label(acceptance.drafter, acceptance.config)
+    named = [f"{acceptance.drafter}:{model}"] if model else []
+    return tuple(dict.fromkeys((*named, label, acceptance.drafter)))
 
 
 def drafts_by_token(acceptance: Acceptance) -> bool:
@@ -50,14 +55,15 @@ def drafts_by_token(acceptance: Acceptance) -> bool:
 def speedup_counts(
     acceptance: Acceptance, lengths: ResponseRecord, cost: CostTable, *, scale_prompt: float = 1.0
 ) -> Floats:
-    """[P, K, 4 + K]: emitted tokens, seconds of prefill, of the drafter's prefill, rounds, and rounds that drafted at
-    least 1..K tokens, for each response and depth. `scale_prompt`: a factor on the lengths of all prompts."""
+    """[P, K, 5 + K]: emitted tokens, seconds of prefill, of the drafter's prefill, steps of prefill, rounds, and rounds
+    that drafted at least 1..K tokens, for each response and depth. `scale_prompt`: a factor on all prompts' lengths."""
     prompt_tokens = scale_prompt * lengths.prompt_tokens.astype(np.float64)
     prefill = cost.prefill_token_seconds * prompt_tokens
     prefill += cost.prefill_pair_seconds * prompt_tokens * (prompt_tokens - 1) / 2
     drafter_prefill = cost.drafter_prefill(cost_keys(acceptance)) * prompt_tokens
-    of_requests = np.stack([acceptance.emitted_tokens.astype(np.float64), prefill, drafter_prefill], axis=-1)
-    shape = (*acceptance.rounds.shape, 3)
+    steps = np.ceil(prompt_tokens / MAX_BATCHED_TOKENS)
+    of_requests = np.stack([acceptance.emitted_tokens.astype(np.float64), prefill, drafter_prefill, steps], axis=-1)
+    shape = (*acceptance.rounds.shape, 4)
     return np.concatenate(
         [np.broadcast_to(of_requests[:, None, :], shape), acceptance.rounds[..., None], acceptance.drafted_at],
         axis=-1,
@@ -67,16 +73,19 @@ def speedup_counts(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Speedup:
-    """Speed-up as a function of summed `speedup_counts` [..., 4 + K], at one concurrency and context.
+    """Speed-up as a function of summed `speedup_counts` [..., 5 + K], at one concurrency and context.
 
-    `seconds`, `errors` [K + 1]: of a round that verifies 1..K + 1 tokens a sequence; `drafting_seconds` [K], by depth.
-    `scale_output`: a factor on the lengths of all outputs.
+    `seconds`, `errors` [K + 1]: of a round that verifies 1..K + 1 tokens a sequence; `drafting_seconds`,
+    `drafting_errors` [K], by depth; errors are standard errors of repeated timings. `prefill_step_seconds`: a step that
+    only prefills. `scale_output`: a factor on the lengths of all outputs.
     """
 
     concurrency: float
     seconds: Floats
     errors: Floats
     drafting_seconds: Floats
+    drafting_errors: Floats
+    prefill_step_seconds: float
     log_deviation: float
     scale_output: float = 1.0
 
@@ -91,13 +100,16 @@ class Speedup:
         return np.arange(1.0, self.seconds.size + 1.0)
 
     def __call__(self, sums: Floats) -> Floats:
-        """The ratio of the engine's times per output token, without and with."""
-        emitted, prefill, drafter_prefill, rounds = (sums[..., column] for column in range(4))
-        # Per output token; a longer output repeats its rounds, its prefill is the same.
-        prefill, drafter_prefill = (part / (emitted * self.scale_output) for part in (prefill, drafter_prefill))
-        without = self.baseline_seconds / self.concurrency + prefill
+        """The ratio of the engine's times for the same requests, without and with."""
+        emitted, prefill, drafter_prefill, steps, rounds = (sums[..., column] for column in range(5))
         round_seconds = self.round_seconds(sums)
-        return without / (round_seconds * rounds / emitted / self.concurrency + prefill + drafter_prefill)
+        # Alone, a prefill is a step of its own; else it keeps a slot from decoding for a step of the others.
+        alone = self.concurrency == 1
+        slot = (self.prefill_step_seconds if alone else self.baseline_seconds) / self.concurrency
+        slot_with = (self.prefill_step_seconds if alone else round_seconds) / self.concurrency
+        without = emitted * self.scale_output * self.baseline_seconds / self.concurrency + steps * slot + prefill
+        decoding = rounds * self.scale_output * round_seconds / self.concurrency
+        return without / (decoding + steps * slot_with + prefill + drafter_prefill)
 
     def round_seconds(self, sums: Floats) -> Floats:
         """The mean time of a speculative round."""
@@ -108,11 +120,12 @@ class Speedup:
     def cost_log_variance(self, sums: Floats) -> Floats:
         """The variance of log(speed-up) that the cost brings: of both round times as repeated timings show it, taken
         as independent, and what the source is known to err by."""
-        speculative = np.interp(self._mean_query(sums), self.queries, self.errors) / self.round_seconds(sums)
+        verifying = np.interp(self._mean_query(sums), self.queries, self.errors)
+        speculative = np.hypot(verifying, self.drafting_errors) / self.round_seconds(sums)
         return speculative**2 + (self.errors[0] / self.baseline_seconds) ** 2 + self.log_deviation**2
 
     def intervals(self, counts: Floats, seed: int = 0) -> list[Interval | None]:
-        """For each depth, over prompts and timings; `counts` [prompts, K, 4 + K]."""
+        """For each depth, over prompts and timings; `counts` [prompts, K, 5 + K]."""
         return bootstrap_t_columns(
             counts, self, level=LEVEL, seed=seed, extra_log_variance=self.cost_log_variance(counts.sum(axis=0))
         )
@@ -120,12 +133,12 @@ class Speedup:
     @staticmethod
     def _mean_query(sums: Floats) -> Floats:
         """[...] mean query tokens per sequence: 1 + drafted."""
-        return 1 + sums[..., 4:].sum(axis=-1) / sums[..., 3]
+        return 1 + sums[..., 5:].sum(axis=-1) / sums[..., 4]
 
     @staticmethod
     def _shares(sums: Floats) -> Floats:
         """[..., K + 1] the share of rounds that drafted exactly 0..K tokens."""
-        at_least = sums[..., 3:] / sums[..., 3:4]
+        at_least = sums[..., 4:] / sums[..., 4:5]
         return at_least - np.concatenate([at_least[..., 1:], np.zeros_like(at_least[..., :1])], axis=-1)
 
 
@@ -140,19 +153,26 @@ def speedups(
 ) -> list[Speedup]:
     """The speed-up of one drafter at each concurrency, with prompts and outputs longer by factors."""
     context = lengths.mean_context_scaled(scale_prompt, scale_output)
-    surface = cost.at_context(context)
-    drafting = cost.drafting_seconds(
-        cost_keys(acceptance),
-        np.array(concurrencies, dtype=np.float64),
-        np.arange(1.0, acceptance.depth + 1),
-        np.array([context]),
-        by_token=drafts_by_token(acceptance),
-    )[..., 0]
+    surface, depths = cost.at_context(context), np.arange(1.0, acceptance.depth + 1)
+    keys, at = cost_keys(acceptance), (np.array(concurrencies, dtype=np.float64), depths, np.array([context]))
+    drafting = cost.drafting_seconds(keys, *at, by_token=drafts_by_token(acceptance))[..., 0]
+    drafting_errors = cost.drafting_errors(keys, *at)[..., 0]
     queries = np.arange(1.0, acceptance.depth + 2.0)
     found = []
-    for concurrency, drafting_seconds in zip(concurrencies, drafting, strict=True):
-        seconds, errors = (np.interp(queries, surface.query_tokens, row) for row in surface.at_batch(concurrency))
-        found.append(Speedup(concurrency, seconds, errors, drafting_seconds, cost.log_deviation, scale_output))
+    for row, concurrency in enumerate(concurrencies):
+        seconds, errors = (np.interp(queries, surface.query_tokens, times) for times in surface.at_batch(concurrency))
+        found.append(
+            Speedup(
+                concurrency=concurrency,
+                seconds=seconds,
+                errors=errors,
+                drafting_seconds=drafting[row],
+                drafting_errors=drafting_errors[row],
+                prefill_step_seconds=cost.prefill_floor_seconds,
+                log_deviation=cost.log_deviation,
+                scale_output=scale_output,
+            )
+        )
     return found
 
 

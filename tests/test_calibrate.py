@@ -183,7 +183,7 @@ REFUSED = {
     "no time of a run": (SPECULATIVE + "1,9,eagle3,,3,2,,,,\n", "seconds: missing"),
     "empty": ("", "no column batch"),
     "header only": ("batch,context,seconds\n", "no points"),
-    "huge field": ("batch,context,seconds\n1,9," + "1" * 200_000 + "\n", "not CSV"),
+    "huge field": ("batch,context,seconds\n1,9," + "1" * 200_000 + "\n", "points.csv:"),
     "JSON broken": ('{"batch": 1,\n', "points.csv:1: not JSON"),
     "JSON of numbers": ("[1, 2]", "row 1: is no object"),
     "JSON points no list": ('{"points": 3}', "must be a list"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specprobe.acceptance import Acceptance
-from specprobe.cost import CostPoint, CostTable
+from specprobe.cost import CostPoint, CostTable, DraftingPoint
 from specprobe.drafters.suffix import SuffixDrafter
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
@@ -16,6 +16,7 @@ from specprobe.recommend import decide, recommend
 from specprobe.recommendation_document import recommendation_document
 from specprobe.run import ResponseRecord, Run
 from specprobe.serving import Traffic
+from specprobe.speedup import has_cost
 
 NUM_PROMPTS, DEPTH = 40, 3
 
@@ -123,6 +124,42 @@ def test_the_crossover_is_where_gains_end_for_good():
     assert [verdict.verdict for verdict in advice.by_concurrency] == ["dont", "speculate"]
     assert advice.crossover_concurrency is None
     assert advise([acceptance(0.0)], cost(memory_bound), 1).crossover_concurrency == 1
+
+
+def test_beyond_the_schedule_the_crossover_is_that_of_the_tables_own_batches():
+    def late(batch, query):
+        return 0.010 if batch <= 2048 else 0.010 * query
+
+    advice = advise([acceptance(0.5)], cost(late, batches=(1, 1024, 2048, 4096)), 1)
+    assert advice.crossover_concurrency == 4096
+    assert advice.schedule[-1][1] == 1024
+
+
+def test_a_table_that_starts_late_says_nothing_of_its_own_below():
+    advice = advise([acceptance(0.0)], cost(memory_bound, batches=(8, 64)), 8)
+    assert advice.crossover_concurrency == 8
+    assert advice.schedule == ((1, 64, 0),)
+    assert advise([acceptance(0.5)], cost(memory_bound, batches=(8, 64)), 8).schedule == ((1, 64, 3),)
+
+
+def test_repeated_timings_of_drafting_widen_the_interval():
+    def width(spread: float) -> float:
+        points = tuple(
+            DraftingPoint("eagle3", b, k, c, 0.005, spread_seconds=spread, repeats=5)
+            for b in (1, 64) for k in (1, 3) for c in (64, 256)
+        )  # fmt: skip
+        head = replace(acceptance(0.7), drafter="eagle3", config={"model": "h"})
+        best = advise([head], replace(cost(memory_bound), drafting=points), 1).by_concurrency[0].best
+        return best.high / best.low
+
+    assert width(0.005) > 1.05 * width(0.0)
+
+
+def test_early_exit_is_known_by_its_layers():
+    result = replace(acceptance(0.5), drafter="early-exit", config={"layers": 20})
+    assert has_cost(result, replace(cost(memory_bound), drafter_seconds={"early-exit:layers=20": 0.001}))
+    assert has_cost(result, replace(cost(memory_bound), drafter_seconds={"early-exit": 0.001}))
+    assert not has_cost(result, replace(cost(memory_bound), drafter_seconds={"early-exit:layers=10": 0.001}))
 
 
 def test_a_schedule_goes_only_to_a_version_that_takes_one():

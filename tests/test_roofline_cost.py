@@ -41,7 +41,9 @@ def result(drafter: str, **config) -> Acceptance:
 def test_a_table_adds_up_to_the_whole_round():
     deployment = deploy()
     head = find_drafter("eagle3", "", deployment.shape, deployment.quantisation)
-    cost = roofline_cost(deployment, {"eagle3": head, "ngram": Drafter("none")}, 3, [1, 8, 64], [256, 1024])
+    cost = roofline_cost(
+        deployment, {"eagle3": head, "ngram": Drafter("none")}, 3, [1, 8, 64], [256, 1024], mean_context=512
+    )
     assert cost.source == "roofline"
     assert cost.log_deviation == COLD_LOG_DEVIATION
     assert (cost.batches, cost.query_tokens, cost.contexts) == ([1, 8, 64], [1, 2, 3, 4], [256, 1024])
@@ -58,10 +60,10 @@ def test_a_table_adds_up_to_the_whole_round():
 
 def test_prefill_is_what_a_long_step_takes():
     deployment = deploy()
-    cost = roofline_cost(deployment, {}, 1, [1], [256])
+    cost = roofline_cost(deployment, {}, 1, [1], [256], mean_context=256)
     for tokens in (2048, 6000):
         added = cost.prefill_step_seconds + tokens * cost.prefill_token_seconds
-        assert added == pytest.approx(step_seconds(deployment, 1, tokens, 0), rel=1e-6)
+        assert added == pytest.approx(step_seconds(deployment, 1, tokens, 0, logits=1), rel=1e-6)
     # Attention over what is before it adds up to a share of that which grows with the prompt.
     assert 0 < 8000 * cost.prefill_pair_seconds < cost.prefill_token_seconds
 
@@ -69,15 +71,56 @@ def test_prefill_is_what_a_long_step_takes():
 def test_memory_is_what_is_left_beside_weights():
     deployment = deploy()
     small = find_drafter("draft_model", "meta-llama/Llama-3.2-1B", deployment.shape, deployment.quantisation)
-    cost = roofline_cost(deployment, {"draft": small}, 1, [1], [512])
+    cost = roofline_cost(deployment, {"draft": small}, 1, [1], [512], mean_context=512)
     assert cost.memory.weight_bytes == pytest.approx(16.06e9, rel=0.01)
     assert cost.memory.kv_token_bytes == 131072
     assert cost.memory.kv_capacity_tokens() == pytest.approx(411_000, rel=0.02)
     assert cost.memory.drafter_bytes(["draft"])[0] == pytest.approx(2.47e9, rel=0.05)
     assert cost.memory.kv_capacity_tokens(["draft"]) < 0.8 * cost.memory.kv_capacity_tokens()
     with pytest.raises(SpecprobeError, match="--tp"):
-        roofline_cost(deploy("meta-llama/Llama-3.1-70B"), {}, 1, [1], [512])
-    assert roofline_cost(deploy("meta-llama/Llama-3.1-70B", devices=4), {}, 1, [1], [512]).memory
+        roofline_cost(deploy("meta-llama/Llama-3.1-70B"), {}, 1, [1], [512], mean_context=512)
+    assert roofline_cost(deploy("meta-llama/Llama-3.1-70B", devices=4), {}, 1, [1], [512], mean_context=512).memory
+
+
+def test_a_class_of_machines_has_no_memory_of_its_own():
+    assert roofline_cost(deploy("SmolLM2-135M", "cpu"), {}, 1, [1], [512], mean_context=512).memory is None
+
+
+def test_drafters_take_only_what_they_have():
+    deployment = deploy()
+    found = {
+        name: drafter_of(acceptance, deployment)
+        for name, acceptance in {
+            "early": result("early-exit", layers=20),
+            "medusa": result("medusa", model="./none"),
+            "eagle3": result("eagle3", model="./none"),
+        }.items()
+    }
+    cost = roofline_cost(deployment, found, 2, [1], [512], mean_context=512)
+    assert cost.memory.drafter_bytes(["early"]) == (0.0, 0.0)
+    weights, kv_token = cost.memory.drafter_bytes(["medusa"])
+    assert (weights > 1e8, kv_token) == (True, 0.0)
+    assert min(cost.memory.drafter_bytes(["eagle3"])) > 0
+    assert set(cost.drafter_prefill_seconds) == {"eagle3"}
+
+
+@pytest.mark.parametrize("model", ["openai/gpt-oss-20b", "google/gemma-3-27b-it", "deepseek-ai/DeepSeek-V3"])
+def test_the_first_layers_of_a_model_are_a_smaller_model(model):
+    whole = find_shape(model)
+    cut = whole.first_layers(2)
+    assert cut.layers == 2
+    assert 0 <= cut.moe_layers <= 2
+    assert 0 < cut.kv_bytes(4096) < whole.kv_bytes(4096)
+    assert 0 < cut.dense_parameters < whole.dense_parameters
+    assert whole.first_layers(whole.layers) == whole
+
+
+def test_caches_with_windows_are_costed_at_the_mean_context():
+    short, long = (
+        roofline_cost(deploy("openai/gpt-oss-20b"), {}, 1, [1], [64, 65536], mean_context=context).memory.kv_token_bytes
+        for context in (128, 65536)
+    )
+    assert long < 0.6 * short
 
 
 def test_drafters_of_a_run_are_what_they_are():
@@ -91,7 +134,7 @@ def test_drafters_of_a_run_are_what_they_are():
     assert (head.kind, head.shape.layers, head.shape.draft_vocab) == ("head", 1, 32_000)
     assert drafter_of(result("early-exit", layers=20), deployment).shape.layers == 20
     assert drafter_of(result("mtp"), deployment).kind == "mtp"
-    hybrid = result("hybrid", suffix={}, draft={"model": "meta-llama/Llama-3.2-1B"})
+    hybrid = result("hybrid:suffix+draft", suffix={}, draft={"model": "meta-llama/Llama-3.2-1B"})
     assert drafter_of(hybrid, deployment).shape.layers == 16
 
 

@@ -29,15 +29,29 @@ def linear_cost(**changes) -> CostTable:
     return replace(table, prefill_token_seconds=2e-5, prefill_step_seconds=0.005, **changes)
 
 
+def short_answers():
+    """A result over responses of 16 to 48 tokens, in which three rounds of four accept one draft token."""
+    output = np.random.default_rng(3).integers(16, 49, NUM_PROMPTS).astype(np.int32)
+    rounds = np.repeat(np.ceil((output - 1) / 1.75).astype(np.int32)[:, None], 3, axis=1)
+    accepted = np.zeros((NUM_PROMPTS, 3, 3), dtype=np.int32)
+    accepted[:, :, 0] = (output - 1)[:, None] - rounds
+    drafted = np.tril(np.ones((3, 3), dtype=np.int32))[None] * rounds[:, :, None]
+    counts = {"rounds": rounds, "drafted_at": drafted, "at_risk_at": drafted, "accepted_at": accepted}
+    return replace(acceptance(0.5), output_tokens=output, **counts)
+
+
 @pytest.mark.parametrize("concurrency", [1, 8, 64])
-@pytest.mark.parametrize("share", [0.2, 0.8])
-def test_the_simulated_gain_is_that_of_the_closed_form_while_all_slots_are_full(concurrency, share):
-    result, table, traffic = acceptance(share), linear_cost(), Traffic(concurrency)
-    serving = Serving(lengths(), table, traffic)
-    options = candidates(result, lengths(), table, traffic, serving, serving.plain())
-    (closed,) = speedups(result, lengths(), table, [concurrency])
-    expected = closed(speedup_counts(result, lengths(), table).sum(axis=0))
-    assert [option.speedup for option in options] == pytest.approx(expected, rel=0.02)
+@pytest.mark.parametrize(
+    ("result", "bound"), [(acceptance(0.2), 0.02), (acceptance(0.8), 0.02), (short_answers(), 0.04)]
+)
+def test_the_simulated_gain_is_that_of_the_closed_form_while_all_slots_are_full(concurrency, result, bound):
+    table, traffic = linear_cost(), Traffic(concurrency)
+    record = replace(lengths(), output_tokens=result.output_tokens)
+    serving = Serving(record, table, traffic)
+    options = candidates(result, record, table, traffic, serving, serving.plain())
+    (closed,) = speedups(result, record, table, [concurrency])
+    expected = closed(speedup_counts(result, record, table).sum(axis=0))
+    assert [option.speedup for option in options] == pytest.approx(expected, rel=bound)
     for option in options:
         assert option.low < option.speedup < option.high
 
@@ -78,6 +92,41 @@ def test_a_drafter_that_takes_the_memory_of_the_batch_can_lose_by_that_alone():
     assert full.plain.batch > 2 * full.best.served.batch
     assert full.best.speedup < free.best.speedup
     assert full.best.drafter_bytes == 3840
+
+
+def test_a_drafter_that_does_not_fit_is_left_out_and_a_target_that_does_not_is_refused():
+    big = replace(acceptance(0.5), drafter="draft", config={"model": "big"}, adoption=2)
+    table = replace(linear_cost(), drafter_seconds={"draft": 0.0})
+    tight = Memory(available_bytes=1000.0, weight_bytes=0.0, kv_token_bytes=1.0, drafters={"draft": (900.0, 1.0)})
+    found = advise([acceptance(0.5), big], replace(table, memory=tight), 2)
+    assert {option.drafter for option in found.by_concurrency[0].options} == {"ngram"}
+    assert "does_not_fit_left_out" in {notice.code for notice in found.notices}
+    with pytest.raises(SpecprobeError, match="draft:big: no room"):
+        advise([big], replace(table, memory=tight), 2)
+    with pytest.raises(SpecprobeError, match="the longest request holds 221 tokens"):
+        advise([acceptance(0.5)], replace(table, memory=Memory(220.0, 0.0, 1.0)), 2)
+
+
+def test_a_cache_that_is_full_is_told_though_nothing_is_preempted():
+    room = Memory(available_bytes=8 * 224.0, weight_bytes=0.0, kv_token_bytes=1.0)
+    codes = {notice.code for notice in advise([acceptance(0.5)], replace(linear_cost(), memory=room), 32).notices}
+    assert "kv_cache_full" in codes
+    codes = {notice.code for notice in advise([acceptance(0.5)], replace(linear_cost(), memory=room), 4).notices}
+    assert "kv_cache_full" not in codes
+
+
+def test_for_arrivals_the_interval_is_that_of_the_latency():
+    """Near the limit of the server, rounds that are slower by a little make requests wait for long."""
+    run = Run({}, None, "vllm@0.33", {}, (lengths(),), (acceptance(0.7),), ())
+    table = replace(cost(linear, batches=(1, 1024)), log_deviation=0.05)
+
+    def width(rate: float) -> float:
+        arrivals = np.cumsum(np.random.default_rng(0).exponential(1 / rate, 1000))
+        (verdict,) = recommend(run, 0.0, table, [Traffic(arrival_seconds=arrivals)]).by_concurrency
+        assert verdict.best.low < verdict.best.speedup < verdict.best.high
+        return verdict.best.high / verdict.best.low
+
+    assert width(40) > 1.2 * width(1)
 
 
 def test_arrivals_that_are_rare_see_an_idle_server():

@@ -267,7 +267,7 @@ def run(
             lengths = response_record(prompts, new_tokens)
             counts = speedup_counts(acceptance, lengths, cost).sum(axis=0)
             # What is timed leaves prefill out.
-            counts[:, 1:3] = 0
+            counts[:, 1:4] = 0
             (speedup,) = speedups(acceptance, lengths, cost, [batch])
             found.append(
                 Result(
@@ -279,7 +279,7 @@ def run(
                     largest=max(ratios),
                     predicted=float(speedup(counts)[DEPTH - 1]),
                     tokens_per_round=sum(t.tokens for t in tallies[name]) / sum(t.rounds for t in tallies[name]),
-                    replayed_tokens_per_round=float(counts[DEPTH - 1, 0] / counts[DEPTH - 1, 3]),
+                    replayed_tokens_per_round=float(counts[DEPTH - 1, 0] / counts[DEPTH - 1, 4]),
                     other_texts=sum(t.texts[i] != texts[i] for t in tallies[name] for i in texts),
                 )
             )
