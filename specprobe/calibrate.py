@@ -14,7 +14,7 @@ from specprobe.cost import CostTable
 from specprobe.cost_files import cost_document
 from specprobe.documents import dump_document
 from specprobe.errors import SpecprobeError
-from specprobe.hardware import find_hardware
+from specprobe.hardware import one_kind
 from specprobe.measured_points import RoundTiming, StepTiming, Timing
 from specprobe.model_shape import shape_of
 from specprobe.notices import Notice, inert
@@ -169,7 +169,7 @@ def find_setup(model: str | None, gpu: str | None, *, devices: int, dtype: str |
         raise SpecprobeError(f"--tp {devices}: a number of devices from 1 to {MOST_DEVICES}")
     shape = shape_of(model)
     quantisation = quantisation_of(dtype or "", shape)
-    deployment = Deployment(shape, quantisation, find_hardware(gpu), devices, engine_overhead(engine))
+    deployment = Deployment(shape, quantisation, one_kind(gpu), devices, engine_overhead(engine))
     if not deployment.fits:
         gigabytes = shape.storage_bytes(quantisation) / 1e9
         raise SpecprobeError(
@@ -218,8 +218,8 @@ def calibrate_points(
         scaled(setup.deployment, fit.scales),
         {**{name: Drafter("none") for name in OF_ANY_RUN}, **_by_key(named)},
         depth,
-        sorted({*BATCHES, *(round(timing.batch) for timing in timings)}),
-        sorted({*CONTEXTS, *(round(timing.context) for timing in timings)}),
+        sorted({*BATCHES, round(max(timing.batch for timing in timings))}),
+        sorted({*CONTEXTS, round(max(timing.context for timing in timings))}),
         mean_context=float(np.median([timing.context for timing in timings])),
     )
     cost = replace(

@@ -21,6 +21,7 @@ from specprobe.step_cost import StepCost
 
 # A round below a nanosecond, or above a day, is a slip of units.
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-9, 86_400.0
+MOST_SPREAD = 10.0
 Floats = NDArray[np.float64]
 Source = Literal["measured", "roofline", "engine", "file"]
 
@@ -115,13 +116,19 @@ class CostTable:
         if not self.points:
             raise SpecprobeError("cost: no points; give at least one batch, query_tokens, context and seconds")
         for point in self.points:
+            where = f"batch {point.batch}, query_tokens {point.query_tokens}, context {point.context}"
             if min(point.batch, point.query_tokens) < 1 or point.context < 0:
-                raise SpecprobeError(f"cost: {point}: batch and query_tokens start at 1, context at 0")
+                raise SpecprobeError(f"cost: {where}: batch and query_tokens start at 1, context at 0")
             if not SHORTEST_SECONDS <= point.seconds <= LONGEST_SECONDS:
-                raise SpecprobeError(f"cost: {point}: seconds must be positive and those of a round")
+                raise SpecprobeError(f"cost: {where}: seconds must be positive and those of a round")
+            if point.spread_seconds > MOST_SPREAD * point.seconds:
+                raise SpecprobeError(f"cost: {where}: a spread_seconds {MOST_SPREAD:g} times the seconds tells nothing")
+        if self.query_tokens[0] > 1:
+            raise SpecprobeError("cost: no points with query_tokens 1; others are held to a round without drafts")
         for drafting in self.drafting:
+            where = f"drafter {drafting.drafter[:40]!r}, batch {drafting.batch}, depth {drafting.depth}"
             if min(drafting.batch, drafting.depth) < 1 or drafting.context < 0:
-                raise SpecprobeError(f"cost: {drafting}: batch and depth start at 1, context at 0")
+                raise SpecprobeError(f"cost: {where}: batch and depth start at 1, context at 0")
         _check_full([_key(point) for point in self.points], ("batch", "query_tokens", "context"))
         for points in self._by_drafter().values():
             _check_full([(p.batch, p.depth, p.context) for p in points], ("batch", "depth", "context"))

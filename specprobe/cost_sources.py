@@ -70,13 +70,13 @@ def _predicted(
     run: Run, gpu: str, options: CostOptions, concurrencies: Sequence[int], lengths: ResponseRecord
 ) -> CostTable:
     """The roofline of the run's target on GPUs that need not be here, under the engine that was replayed."""
-    from specprobe.hardware import find_hardware
+    from specprobe.hardware import one_kind
     from specprobe.model_shape import shape_of
     from specprobe.roofline import Deployment, engine_overhead
     from specprobe.roofline_cost import drafter_of, roofline_cost
     from specprobe.shapes import quantisation_of
 
-    hardware = find_hardware(gpu)
+    hardware = one_kind(gpu)
     name = options.target or (run.target or {}).get("name")
     if name is None:
         raise SpecprobeError("recommend: the run names no target; say with --target which model --gpu is to serve")
@@ -84,6 +84,8 @@ def _predicted(
     quantisation = quantisation_of(options.dtype or "", shape)
     engine = engine_overhead(run.engine_profile)
     deployment = Deployment(shape, quantisation, hardware, options.devices or 1, engine)
+    if shape.heads % deployment.ways:
+        raise SpecprobeError(f"--tp {deployment.ways}: does not divide the {shape.heads} heads of {shape.name}")
     found = {cost_keys(acceptance)[0]: drafter_of(acceptance, deployment) for acceptance in run.results}
     longest = int((lengths.prompt_tokens + lengths.output_tokens).max())
     batches = {2**i for i in range(32) if 2**i <= max(concurrencies)} | set(concurrencies)

@@ -28,7 +28,11 @@ def engine_config(
     writer = EXPORTS.get((engine, drafter))
     if writer is None:
         return {}
-    settings = writer(config, depth, schedule if profile.has_depth_by_batch else ())
+    try:
+        settings = writer(config, depth, schedule if profile.has_depth_by_batch else ())
+    except KeyError:
+        # The settings of a run that was edited by hand.
+        return {}
     if engine == "vllm" and draft_sampling == "sampled":
         settings["draft_sample_method"] = "probabilistic"
     return {engine: settings}

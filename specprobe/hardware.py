@@ -16,6 +16,7 @@ FILLERS = (
     *("generation", "edition", "server", "workstation", "blackwell"),
 )
 MEMORY_WORD = re.compile(r"\d+(gb|g|gib)")
+MEMORY_TOLERANCE = 0.15
 COUNT_PREFIX = re.compile(r"^\d+\s*[x×*]\s*")
 
 
@@ -34,9 +35,15 @@ class Hardware:
     flops_4bit: float
     interconnect_bytes_per_second: float
     source: str
+    has_fp8: bool = True
 
-    def flops(self, bits: float) -> float:
-        """The peak of kernels for weights of this many bits; 4-bit weights without 4-bit units are expanded to 16."""
+    def flops(self, bits: float, *, floating: bool = False) -> float:
+        """The peak of kernels for weights of this many bits; what the units do not know is expanded to 16.
+
+        `floating`: 8 bits are a floating-point number, which units for integers do not multiply.
+        """
+        if bits == 8 and floating and not self.has_fp8:
+            return self.flops_16bit
         if bits <= 4:
             return self.flops_4bit if self.flops_4bit > self.flops_8bit else self.flops_16bit
         return self.flops_8bit if bits <= 8 else self.flops_16bit
@@ -52,6 +59,13 @@ def find_hardware(name: str) -> Hardware:
     if not found or None in found:
         raise SpecprobeError(f"gpu {name!r}: not in the table of hardware; known are {', '.join(hardware_names())}")
     return _layer_split([one for one in found if one is not None])
+
+
+def one_kind(name: str) -> Hardware:
+    """The accelerator that `name` means; raises SpecprobeError where it names several, or how many."""
+    if COUNT_PREFIX.match(name.strip()) or "+" in name:
+        raise SpecprobeError(f"gpu {name!r}: name one kind, such as h100, and say how many of it with --tp")
+    return find_hardware(name)
 
 
 def hardware_names() -> tuple[str, ...]:
@@ -76,6 +90,7 @@ def _layer_split(parts: list[Hardware]) -> Hardware:
         flops_4bit=mean([part.flops_4bit for part in parts]),
         interconnect_bytes_per_second=min(part.interconnect_bytes_per_second for part in parts),
         source="; ".join(part.source for part in parts),
+        has_fp8=all(part.has_fp8 for part in parts),
     )
 
 
@@ -85,9 +100,18 @@ def _lookup(name: str) -> Hardware | None:
     without_memory = [word for word in words if not MEMORY_WORD.fullmatch(word)]
     # `NVIDIA H100 80GB HBM3` is an H100, while the memory of an A100 tells two of them apart.
     for candidate in (words, without_memory):
-        if hardware := _by_alias().get("".join(candidate)):
+        hardware = _by_alias().get("".join(candidate))
+        if hardware is not None and all(_is_its_memory(word, hardware) for word in words):
             return hardware
     return None
+
+
+def _is_its_memory(word: str, hardware: Hardware) -> bool:
+    """Whether a word that names a size of memory can mean this one; sizes are written in two units and rounded."""
+    if not MEMORY_WORD.fullmatch(word):
+        return True
+    gigabytes = int("".join(c for c in word if c.isdigit()))
+    return abs(1e9 * gigabytes / hardware.memory_bytes - 1) < MEMORY_TOLERANCE
 
 
 @cache
@@ -104,6 +128,7 @@ def _by_alias() -> dict[str, Hardware]:
             flops_4bit=float(row["tflops_4bit"]) * 1e12,
             interconnect_bytes_per_second=float(row["interconnect_gb_per_s"] or 0) * 1e9,
             source=row["source"],
+            has_fp8=row["fp8"] == "yes",
         )
         for alias in (row["name"], *row["aliases"].split(";")):
             words = re.split(r"[^a-z0-9.]+", alias.replace("laptop", "mobile"))

@@ -36,7 +36,7 @@ class Verdict:
 
     `concurrency`: requests in flight, as asked for or, `by_clock`, as arrivals lead to without speculation.
     `plain`: the server without speculation. `export`: the engine's settings for the best; empty where it should not be
-    switched on.
+    switched on. `schedule`: the best's depth for each batch, with this verdict's own at its concurrency.
     """
 
     concurrency: int
@@ -44,6 +44,7 @@ class Verdict:
     best: Option
     plain: Served
     options: tuple[Option, ...]
+    schedule: Schedule
     export: Mapping[str, Any]
     by_clock: bool = False
 
@@ -124,7 +125,7 @@ def recommend(
         by_concurrency=verdicts,
         crossover_concurrency=_crossover(batches, by_batch),
         scheduled_drafter=acceptances[chosen].drafter,
-        schedule=schedules[chosen],
+        schedule=leading.schedule,
         export=leading.export,
         notices=(
             *([undecided] if undecided else []),
@@ -190,6 +191,8 @@ def _verdict(
     if undecided:
         verdict = "close"
     schedule = next(rows for rows, a in zip(schedules, acceptances, strict=True) if is_of(a, best))
+    if verdict == "speculate" and traffic.concurrency is not None:
+        schedule = _agreeing(schedule, traffic.concurrency, best.depth)
     profile = resolve_profile(run.engine_profile)
     return Verdict(
         concurrency=traffic.concurrency or max(1, round(plain.in_flight)),
@@ -197,6 +200,7 @@ def _verdict(
         best=best,
         plain=plain,
         options=(best, *options),
+        schedule=schedule,
         export=engine_config(profile, best.drafter, best.config, best.depth, schedule, best.draft_sampling)
         if verdict == "speculate"
         else {},
@@ -261,6 +265,18 @@ def _rows(batches: Sequence[int], depths: Sequence[int]) -> Schedule:
             rows[-1] = (rows[-1][0], batch, depth)
         else:
             rows.append((rows[-1][1] + 1 if rows else 1, batch, depth))
+    return tuple(rows)
+
+
+def _agreeing(schedule: Schedule, concurrency: int, depth: int) -> Schedule:
+    """The schedule with the simulated best depth at one batch, where the closed form has one that is nearly as good."""
+    rows: list[tuple[int, int, int]] = []
+    for first, last, other in schedule:
+        if not first <= concurrency <= last or other == depth:
+            rows.append((first, last, other))
+            continue
+        parts = ((first, concurrency - 1, other), (concurrency, concurrency, depth), (concurrency + 1, last, other))
+        rows += [part for part in parts if part[0] <= part[1]]
     return tuple(rows)
 
 

@@ -107,10 +107,14 @@ def _served(served: Served) -> tuple[str, str, str]:
     """Output tokens per second, gaps between chunks, time per token."""
     p50, p95 = served.itl_p50_seconds, served.itl_p95_seconds
     return (
-        format_count(round(served.output_tokens_per_second)),
+        _rate(served.output_tokens_per_second),
         ABSENT if p50 is None or p95 is None else f"{format_seconds(p50)} / {format_seconds(p95)}",
         ABSENT if served.tpot_seconds is None else format_seconds(served.tpot_seconds),
     )
+
+
+def _rate(tokens_per_second: float) -> str:
+    return format_count(round(tokens_per_second)) if tokens_per_second >= 10 else f"{tokens_per_second:.2g}"
 
 
 def _why(recommendation: Recommendation, verdict: Verdict) -> Text:
@@ -121,6 +125,8 @@ def _why(recommendation: Recommendation, verdict: Verdict) -> Text:
     )
     if best.break_even_acceptance_length is not None:
         text += f" (mean acceptance length {best.break_even_acceptance_length:.2f})"
+    if verdict.by_clock:
+        text += "; the speed-up is that of the mean request latency"
     latency, with_it = plain.mean_latency_seconds, best.served.mean_latency_seconds
     text += f"; request latency {format_seconds(latency)} -> {format_seconds(with_it)}"
     text += f", {format_percent(best.losing_share)} of requests take longer"
@@ -159,9 +165,9 @@ def _lengths(recommendation: Recommendation) -> Text:
 def _limits(recommendation: Recommendation) -> Text:
     crossover, cost = recommendation.crossover_concurrency, recommendation.cost
     text = (
-        f"At {cost.batches[-1]}, the largest batch in the cost table, the best option is still not slower than none."
+        f"While all slots are full, speculation is not slower up to {cost.batches[-1]}, the cost table's largest batch."
         if crossover is None
-        else f"From concurrency {crossover} on, nothing is faster than not speculating."
+        else f"While all slots are full, nothing is faster than not speculating from concurrency {crossover} on."
     )
     about = [inert(str(value), 80) for key, value in cost.conditions.items() if key not in UNTOLD]
     quality = cost.quality()
@@ -178,11 +184,14 @@ def _limits(recommendation: Recommendation) -> Text:
 
 def _settings(verdicts: Sequence[Verdict]) -> list[Text]:
     """What to type for each concurrency that should speculate, on one line each, whatever the width of the terminal."""
-    wanted: dict[str, list[int]] = {}
+    wanted: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         for engine, settings in verdict.export.items():
-            wanted.setdefault(command_line(engine, settings), []).append(verdict.concurrency)
-    return [
-        Text(f"# concurrency {', '.join(map(str, concurrencies))}\n{line}", no_wrap=True, overflow="ignore")
-        for line, concurrencies in wanted.items()
-    ]
+            wanted.setdefault(command_line(engine, settings), []).append(verdict)
+    return [Text(f"# {_traffics(found)}\n{line}", no_wrap=True, overflow="ignore") for line, found in wanted.items()]
+
+
+def _traffics(verdicts: Sequence[Verdict]) -> str:
+    if any(verdict.by_clock for verdict in verdicts):
+        return "these arrivals"
+    return f"concurrency {', '.join(str(verdict.concurrency) for verdict in verdicts)}"

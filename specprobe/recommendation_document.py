@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ def recommendation_document(
     """Every figure of a recommendation, and the verdicts at other temperatures of the same run."""
     cost, undecided = recommendation.cost, recommendation.undecided
     memory = cost.memory
+    capacity = memory.kv_capacity_tokens() if memory else 0.0
     return {
         "schema": SCHEMA,
         "cost_source": cost.source,
@@ -33,7 +35,8 @@ def recommendation_document(
                 "available_bytes": memory.available_bytes,
                 "weight_bytes": memory.weight_bytes,
                 "kv_token_bytes": memory.kv_token_bytes,
-                "kv_capacity_tokens": memory.kv_capacity_tokens(),
+                # None where a token takes nothing, so that there is room for any number.
+                "kv_capacity_tokens": capacity if math.isfinite(capacity) else None,
             },
         },
         "engine_profile": recommendation.engine_profile,

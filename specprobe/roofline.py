@@ -93,7 +93,7 @@ class Deployment:
         bits = 16.0
         if self.quantisation.native:
             bits = next(value for word, value in NATIVE_BITS.items() if word in self.quantisation.name)
-        peak = self.hardware.flops(bits)
+        peak = self.hardware.flops(bits, floating="fp8" in self.quantisation.name)
         share = self.efficiencies.compute * self.overhead.compute_factor
         if self.quantisation.bits < 16 and peak <= self.hardware.flops_16bit:
             share *= self.efficiencies.weight_only
@@ -110,6 +110,11 @@ class Deployment:
     def fits(self) -> bool:
         """Whether the weights do."""
         return self.shape.storage_bytes(self.quantisation) <= self.available_bytes
+
+    def for_prompts(self) -> Deployment:
+        """As it multiplies the tokens of prompts: many rows at once, and each sequence's KV read once."""
+        overhead = replace(self.overhead, expands_batch=False, compute_factor=self.overhead.prefill_compute_factor)
+        return replace(self, overhead=overhead, efficiencies=replace(self.efficiencies, weight_only=1.0))
 
     @property
     def kv_copies(self) -> float:
@@ -265,9 +270,7 @@ def step_seconds(
 
 def prefill_seconds(deployment: Deployment, prompt_tokens: float) -> float:
     """A prompt alone in a step: all its tokens at once, KV written but hardly read, logits of the last token."""
-    overhead = replace(deployment.overhead, expands_batch=False)
-    alone = replace(deployment, overhead=overhead)
-    return step_seconds(alone, 1, max(prompt_tokens, 1.0), prompt_tokens / 2, logits=1)
+    return step_seconds(deployment.for_prompts(), 1, max(prompt_tokens, 1.0), prompt_tokens / 2, logits=1)
 
 
 def drafting_seconds(deployment: Deployment, drafter: Drafter, draft: Draft, sequences: float, context: float) -> float:

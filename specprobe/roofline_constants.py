@@ -55,7 +55,8 @@ class Overhead:
     round: a verification beyond a plain step: accept, roll back, wait for the host. round_sequence: that for each
     sequence. draft_step: one step of the drafter beyond its own layers. tree: each step that expands a tree, and the
     verification of one.
-    compute_factor, bandwidth_factor: kernels against those of `Efficiencies`.
+    compute_factor, bandwidth_factor: kernels against those of `Efficiencies`; prefill_compute_factor: those of prompts,
+    of hundreds of rows, which multiply in the device's own precision whatever weights are stored in.
     expands_batch: a verify of K drafts is K + 1 sequences, each with its own KV reads. splits_layers: several devices
     hold layers, and work one after the other.
     """
@@ -70,6 +71,7 @@ class Overhead:
     tree: float
     compute_factor: float = 1.0
     bandwidth_factor: float = 1.0
+    prefill_compute_factor: float = 1.0
     eager: bool = False
     expands_batch: bool = False
     splits_layers: bool = False

@@ -72,7 +72,7 @@ def roofline_cost(
             if drafter.shape is not None and drafter.quantisation is not None and drafter.own_cache
         },
         prefill_token_seconds=token,
-        prefill_pair_seconds=deployment.shape.attention_operations / deployment.flops_per_second,
+        prefill_pair_seconds=deployment.shape.attention_operations / deployment.for_prompts().flops_per_second,
         prefill_step_seconds=floor,
         log_deviation=log_deviation,
         memory=memory,
@@ -101,7 +101,10 @@ def drafter_of(acceptance: Acceptance, deployment: Deployment) -> Drafter | None
         name, config = parts[-1] if parts else ("", {})
     if name == "early-exit":
         # It runs on the target's own weights and fills the target's own cache.
-        shape = target.first_layers(int(config["layers"]))
+        layers = config.get("layers")
+        if type(layers) is not int or not 1 <= layers <= target.layers:
+            return None
+        shape = target.first_layers(layers)
         return Drafter("model", shape, quantisation, own_weights=False, own_cache=False)
     kind = method_kind(name)
     model = str(config.get("model", ""))
@@ -122,8 +125,8 @@ def drafter_of(acceptance: Acceptance, deployment: Deployment) -> Drafter | None
 
 def _prefill(deployment: Deployment) -> tuple[float, float]:
     """What a token of a prompt adds to a step, and what the step takes besides; logits are those of its last token."""
-    alone = replace(deployment, overhead=replace(deployment.overhead, expands_batch=False))
-    chunk, twice = (step_seconds(alone, 1, tokens, 0, logits=1) for tokens in (PREFILL_CHUNK, 2 * PREFILL_CHUNK))
+    prompts = deployment.for_prompts()
+    chunk, twice = (step_seconds(prompts, 1, tokens, 0, logits=1) for tokens in (PREFILL_CHUNK, 2 * PREFILL_CHUNK))
     token = (twice - chunk) / PREFILL_CHUNK
     return token, max(0.0, chunk - PREFILL_CHUNK * token)
 

@@ -199,7 +199,7 @@ def _run_from_json(document: Mapping[str, Any]) -> Run:
         settings=document["settings"],
         responses=responses,
         results=tuple(_acceptance_from_json(entry, by_temperature) for entry in document["results"]),
-        notices=tuple(Notice(entry["code"], entry["message"]) for entry in document["warnings"]),
+        notices=tuple(Notice(str(entry["code"]), str(entry["message"])) for entry in document["warnings"]),
         version=document["specprobe_version"],
     )
 
@@ -223,9 +223,14 @@ def _responses_from_json(entry: Mapping[str, Any]) -> ResponseRecord:
     sizes = {r.size for r in (record.prompt_tokens, record.output_tokens, record.prompts, record.samples)}
     if sizes != {count} or (record.groups is not None and len(record.groups) != count) or (record.prompts < 0).any():
         raise ValueError("responses of unequal length")
+    if any(type(n) is not int for key in ("prompt_tokens", "output_tokens") for n in entry[key]):
+        raise ValueError("numbers of tokens that are not whole")
     if (record.prompts >= max(count, 1)).any() or (record.output_tokens < 0).any() or (record.prompt_tokens < 0).any():
         raise ValueError("numbers out of range")
     return record
+
+
+LARGEST_ROUNDING = 0.5
 
 
 def _expect(value: Any, kind: type, what: str) -> None:
@@ -251,8 +256,13 @@ def _acceptance_from_json(entry: Mapping[str, Any], responses: Mapping[float, Re
         return counts.reshape(num_prompts, depth, depth)
 
     rounds = np.array([row["rounds"] for row in rows], dtype=np.float64)
-    if not (np.isfinite(rounds) & (rounds >= 0)).all():
+    if not (np.isfinite(rounds) & (rounds >= 0) & (rounds < 2**31)).all():
         raise ValueError("rounds out of range")
+    # A last round may run past the end by what it drafted; expectations are rounded as they are summed.
+    written = rounds.reshape(num_prompts, depth) + table("accepted_at", np.float64).sum(axis=2)
+    left = written - np.maximum(record.output_tokens - 1, 0)[:, None]
+    if ((left < -LARGEST_ROUNDING) | (left > np.arange(1, depth + 1) + LARGEST_ROUNDING)).any():
+        raise ValueError("rounds and accepted tokens that do not write the responses")
     _expect(entry["drafter"], str, "drafter")
     _expect(entry["config"], dict, "config")
     return Acceptance(

@@ -52,6 +52,7 @@ class Scales:
             tree=overhead.tree * self.drafting,
             bandwidth_factor=overhead.bandwidth_factor / self.memory,
             compute_factor=overhead.compute_factor / self.compute,
+            prefill_compute_factor=overhead.prefill_compute_factor / self.compute,
         )
 
 

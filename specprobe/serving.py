@@ -23,7 +23,7 @@ from specprobe.step_cost import StepCost
 # Of vLLM's server on large GPUs (0.11 to 0.33: max_num_seqs).
 MAX_SEQUENCES = 1024
 # Every slot is to be filled a few times over, so that a steady stretch lies between filling and draining.
-ROUNDS_OF_SLOTS = 4
+ROUNDS_OF_SLOTS, FEWEST_ROUNDS_OF_SLOTS = 4, 2
 # More output tokens tell nothing new and take seconds for each depth.
 MOST_TOKENS = 1_000_000
 
@@ -46,7 +46,10 @@ class Traffic:
         """How many requests are served: all of the log, more where they do not fill the slots, fewer of very many."""
         if self.arrival_seconds is not None:
             return int(self.arrival_seconds.size)
-        filling = ROUNDS_OF_SLOTS * (self.concurrency or 1)
+        slots = self.concurrency or 1
+        filling = ROUNDS_OF_SLOTS * slots
+        if filling * mean_output > MOST_TOKENS:
+            filling = max(FEWEST_ROUNDS_OF_SLOTS * slots, int(MOST_TOKENS / mean_output))
         return max(filling, min(num_responses, int(MOST_TOKENS / max(mean_output, 1.0))))
 
 

@@ -146,6 +146,11 @@ def test_step_times_come_from_csv(tmp_path):
         ({"drafter_seconds": [1]}, "drafter_seconds"),
         ({"conditions": "H100"}, "conditions"),
         ({"prefill_token_seconds": 10**400}, "prefill"),
+        ({"points": [{"batch": 1, "query_tokens": 2, "context": 0, "seconds": 1}]}, "no points with query_tokens 1"),
+        (
+            {"points": [{"batch": 1, "query_tokens": 1, "context": 0, "seconds": 1, "spread_seconds": 86400}]},
+            "tells nothing",
+        ),
         ({"points": [{"batch": 1, "query_tokens": 1, "context": 0, "seconds": 1e308}]}, "seconds"),
         ({"points": [{"batch": 1, "query_tokens": 1, "context": 0, "seconds": 5e-324}]}, "seconds"),
     ],

@@ -155,6 +155,18 @@ def test_repeated_timings_of_drafting_widen_the_interval():
     assert width(0.005) > 1.05 * width(0.0)
 
 
+def test_the_exported_schedule_holds_the_depth_of_the_verdict():
+    def turning(batch, query):
+        return max(0.010, 0.0004 * batch * query)
+
+    for concurrency in (1, 3, 8, 20):
+        (verdict,) = advise([acceptance(0.5)], cost(turning), concurrency).by_concurrency
+        rows = verdict.schedule
+        assert [row[0] for row in rows[1:]] == [row[1] + 1 for row in rows[:-1]]
+        if verdict.verdict == "speculate":
+            assert next(depth for first, last, depth in rows if first <= concurrency <= last) == verdict.best.depth
+
+
 def test_early_exit_is_known_by_its_layers():
     result = replace(acceptance(0.5), drafter="early-exit", config={"layers": 20})
     assert has_cost(result, replace(cost(memory_bound), drafter_seconds={"early-exit:layers=20": 0.001}))

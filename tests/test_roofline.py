@@ -18,6 +18,7 @@ from specprobe.roofline import (
     experts_touched,
     find_drafter,
     method_kind,
+    prefill_seconds,
     round_seconds,
     step_seconds,
 )
@@ -55,6 +56,27 @@ def deploy(model: str, gpu: str = "h100", *, devices: int = 1, engine: str = "vl
 )
 def test_hardware_is_found_as_people_write_it(written: str, name: str) -> None:
     assert find_hardware(written).name == name
+
+
+@pytest.mark.parametrize("name", ["h100 94gb pcie", "v100-16gb", "rtx 4090 48gb"])
+def test_a_memory_that_is_not_its_own_is_no_match(name: str) -> None:
+    with pytest.raises(SpecprobeError, match="not in the table"):
+        find_hardware(name)
+
+
+def test_floating_point_of_8_bits_is_expanded_where_units_know_integers_only() -> None:
+    a100, h100 = find_hardware("a100"), find_hardware("h100")
+    assert a100.flops(8, floating=True) == a100.flops_16bit < a100.flops(8)
+    assert h100.flops(8, floating=True) == h100.flops_8bit
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "dtype"), [("llama.cpp", "m4-max", "gguf-q4_k_m"), ("mlx", "m4-max", "4bit")]
+)
+def test_prompts_multiply_at_more_than_a_few_rows_do(engine: str, gpu: str, dtype: str) -> None:
+    deployment = deploy("Llama-3.1-8B", gpu, engine=engine, dtype=dtype)
+    tokens_per_second = 2048 / prefill_seconds(deployment, 2048)
+    assert 400 < tokens_per_second < 2000
 
 
 @pytest.mark.parametrize("name", hardware_names())

@@ -170,3 +170,25 @@ def test_a_cut_run_is_refused(tmp_path):
     path.write_text(json.dumps(document))
     with pytest.raises(SpecprobeError, match="damaged"):
         load_run(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("results", 0, "per_prompt", 3, "rounds"), 1),
+        (("results", 0, "per_prompt", 3, "rounds"), 10**6),
+        (("results", 0, "per_prompt", 3, "accepted_at", 0), 500),
+        (("responses", 0, "prompt_tokens", 0), 1.5),
+        (("responses", 0, "output_tokens", 0), 2**30),
+    ],
+)
+def test_counts_that_cannot_be_of_these_responses_are_refused(tmp_path, place, value):
+    document = json.loads(dump_document(document_of(make_run(WORKS))))
+    inner = document
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(SpecprobeError, match="damaged"):
+        load_run(path)
