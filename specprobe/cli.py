@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NARROWEST = 20
 MUST_CHANGE = 2
 INTERRUPTED = 130
+ONE_LINE: dict[str, Any] = {"separators": (",", ":")}
 
 Number = TypeVar("Number", int, float)
 
@@ -530,6 +531,27 @@ def backtest(
         from specprobe.backtest_report import render_backtest
 
         _print(render_backtest(result))
+
+
+@app.command()
+def schema(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The kind of document, such as run. Default: list them.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the JSON Schema of a kind of document, or list the kinds."""
+    from specprobe.schemas import document_kinds, find_kind, list_document
+
+    if name is not None:
+        # A schema is no document of specprobe: it describes one.
+        print(json.dumps(find_kind(name).schema(), **(ONE_LINE if as_json else {"indent": 2})))
+    elif as_json:
+        _print_json(list_document())
+    else:
+        for kind in document_kinds():
+            print(f"{kind.name}: {kind.schema()['description']}")
 
 
 @app.command()

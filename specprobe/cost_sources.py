@@ -123,7 +123,8 @@ def _measured(
     grid = plan_grid(concurrencies, depth, lengths.mean_context, target.record.max_position_embeddings)
     check_memory(target, grid)
     profile = resolve_profile(run.engine_profile)
-    specs = run.settings["drafters"]
+    # The first runs did not say how drafters were named; they had only such as need no more than their name.
+    specs = run.settings.get("drafters") or list(dict.fromkeys(acceptance.drafter for acceptance in run.results))
     # A user's own class is not made here: a run may come from elsewhere, and naming it would run its code.
     parsed = [parse_drafter(spec, profile) for spec in specs if spec.partition(":")[0] in MODEL_FREE]
     drafters = [drafter for drafter in parsed if not isinstance(drafter, ModelSpec | HybridSpec)]

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specprobe import __version__
 from specprobe.errors import SpecprobeError
+from specprobe.notices import inert
 
 
 def read_document(path: Path, schema: str, remedy: str) -> dict[str, Any]:
@@ -20,8 +22,22 @@ def read_document(path: Path, schema: str, remedy: str) -> dict[str, Any]:
         raise SpecprobeError(f"{path}: not JSON; {remedy}") from None
     found = document.get("schema") if isinstance(document, dict) else None
     if found != schema:
-        raise SpecprobeError(f"{path}: schema is {found!r}; this version reads {schema!r}")
+        raise SpecprobeError(f"{path}: {_what_is_wrong(found, schema, remedy)}")
     return dict(document)
+
+
+def _what_is_wrong(found: object, schema: str, remedy: str) -> str:
+    """`found` is what a document says under `schema`, `schema` what is read here: specprobe.NAME/VERSION."""
+    name, _, version = schema.removeprefix("specprobe.").partition("/")
+    if not isinstance(found, str):
+        return f"names no schema, so it is no document of specprobe; {remedy}"
+    its_name, _, its_version = found.removeprefix("specprobe.").partition("/")
+    if not found.startswith("specprobe.") or its_name != name:
+        return f"schema is {inert(found)}, and {schema} is needed; {remedy}"
+    return (
+        f"schema is {inert(found)}: version {inert(its_version)} of {name} is not known to specprobe {__version__}, "
+        f"which reads version {version}; use the specprobe that wrote it, or write it again with this one"
+    )
 
 
 def dump_document(document: Mapping[str, Any]) -> str:
