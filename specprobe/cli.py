@@ -68,6 +68,10 @@ PromptsArgument = Annotated[
     list[str],
     typer.Argument(help="File, folder, glob, - for stdin, or hf:NAME[:CONFIG][:SPLIT].", show_default=False),
 ]
+RunArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="[RUN]", help="A run that analyze wrote. Default: the last one.", show_default=False),
+]
 FormatOption = Annotated[str | None, typer.Option("--format", help="Force a row format instead of detecting it.")]
 FieldOption = Annotated[str | None, typer.Option("--prompt-field", help="The column that holds the prompt.")]
 FirstTurnOption = Annotated[
@@ -293,10 +297,7 @@ def analyze(
 
 @app.command()
 def recommend(
-    run_file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RUN]", help="A run that analyze wrote. Default: the last one.", show_default=False),
-    ] = None,
+    run_file: RunArgument = None,
     concurrency: Annotated[
         str | None,
         typer.Option("--concurrency", help="Requests in flight: one or more, such as 1,8,64. Default: 1."),
@@ -531,6 +532,35 @@ def backtest(
         from specprobe.backtest_report import render_backtest
 
         _print(render_backtest(result))
+
+
+@app.command()
+def export(
+    run_file: RunArgument = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            "--rows",
+            metavar="FILE",
+            help="A table with a row for each response, drafter, temperature, draft sampling and depth; .csv or "
+            ".parquet.",
+            rich_help_panel="What to export",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write what a run holds in another form."""
+    from specprobe.rows import write_rows
+    from specprobe.run_document import load_run
+    from specprobe.run_files import last_run
+
+    if rows is None:
+        raise SpecprobeError("export: say what to write, for example --rows rows.csv")
+    written = write_rows(load_run(run_file or last_run()), rows)
+    if as_json:
+        _print_json(written.to_json())
+    else:
+        print(f"wrote {written.rows} rows of {len(written.columns)} columns to {written.file}")
 
 
 @app.command()

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from specprobe.errors import SpecprobeError
 
@@ -49,14 +50,20 @@ def make_private_folder(folder: Path) -> Path:
 
 def write_private(path: Path, content: str | bytes) -> None:
     """Write a whole file so that readers see either the old or the new content, never a part; mode 0600."""
+    with private_file(path) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+@contextmanager
+def private_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write piece by piece that takes the place of `path` when it is complete; mode 0600."""
     make_private_folder(path.parent)
-    encoded = content.encode("utf-8") if isinstance(content, str) else content
     with file_errors(path):
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(encoded)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
