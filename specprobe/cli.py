@@ -585,6 +585,26 @@ def schema(
 
 
 @app.command()
+def doctor(
+    network: Annotated[bool, typer.Option("--network", help="Also ask whether the Hugging Face Hub answers.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what this machine can do and what is missing; exit 2 where the main job cannot run."""
+    from specprobe.doctor import examine
+    from specprobe.progress import OnStderr
+
+    checkup = examine(OnStderr(), network=network)
+    if as_json:
+        _print_json(checkup.to_json())
+    else:
+        from specprobe.doctor_report import render_checkup
+
+        _print(render_checkup(checkup))
+    if not checkup.is_ready:
+        raise typer.Exit(MUST_CHANGE)
+
+
+@app.command()
 def clean(as_json: JsonOption = False) -> None:
     """Remove the responses kept in .specprobe/trajectories, and what killed runs left behind; runs stay."""
     from specprobe.scratch import remove_abandoned

