@@ -37,7 +37,7 @@ class LowerVariance:
     @property
     def conditional(self) -> tuple[float | None, ...]:
         """h_i; None where no round got there."""
-        return tuple(a / w if w else None for a, w in zip(self.accepted_at, self.at_risk_at, strict=True))
+        return _shares(self.accepted_at, self.at_risk_at)
 
     @property
     def tokens_per_round(self) -> float | None:
@@ -74,7 +74,7 @@ def summarize(acceptance: Acceptance, groups: Sequence[str | None] | None = None
         acceptance=acceptance,
         totals=tuple(acceptance.totals(k) for k in depths),
         tokens_per_round=intervals_at(acceptance, depths, seed=seed),
-        conditional=tuple(a / w if w else None for a, w in zip(accepted.sum(0), at_risk.sum(0), strict=True)),
+        conditional=_shares(accepted.sum(axis=0).tolist(), at_risk.sum(axis=0).tolist()),
         conditional_intervals=tuple(_conditional_intervals(at_risk, accepted, seed)),
         curve=fit_counts(at_risk, accepted) if acceptance.fixed_length else None,
         lower_variance=_lower_variance(acceptance, acceptance.expectation, seed) if acceptance.expectation else None,
@@ -103,6 +103,11 @@ def summarize_run(run: Run) -> RunSummary:
         # Where each temperature has requests of its own, more than the temperature differs.
         temperature_curves=() if run.settings.get("temperatures_from_log") else temperature_curves(run.results),
     )
+
+
+def _shares(accepted: Sequence[float], at_risk: Sequence[float]) -> tuple[float | None, ...]:
+    """Accepted / at risk; None where none was. Rounding of expectations may pass 1 by some billionths."""
+    return tuple(min(a / w, 1.0) if w else None for a, w in zip(accepted, at_risk, strict=True))
 
 
 def _best_known(acceptance: Acceptance) -> tuple[Floats, Floats]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -12,7 +13,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from specprobe.documents import dump_document
 from specprobe.drafters.base import Adoption, Limits, Proposals, known_tokens
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
@@ -117,7 +117,7 @@ def make_custom(path: str) -> PythonDrafter:
         can_propose = callable(getattr(made, "propose", None))
     with _users_code(f"{path}: its config"):
         config = dict(getattr(made, "config", {}))
-        dump_document(config)
+        json.dumps(config, allow_nan=False)
     if not can_propose:
         raise SpecprobeError(f"--drafter python:{path}: has no method propose(token_ids, num_draft_tokens)")
     return PythonDrafter(made, {"class": path, **config})
