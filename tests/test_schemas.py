@@ -171,10 +171,14 @@ def test_recommend_takes_the_first_run(tmp_path, monkeypatch, capsys):
     points = [
         {"batch": b, "query_tokens": q, "context": c, "seconds": 0.01} for b in (1, 8) for q in (1, 3) for c in (1, 64)
     ]
-    Path("cost.json").write_text(json.dumps({"schema": "specprobe.cost/1", "points": points}))
+    # As of a model whose state does not grow with the text.
+    memory = {"available_bytes": 1e9, "weight_bytes": 1e8, "kv_token_bytes": 0}
+    Path("cost.json").write_text(json.dumps({"schema": "specprobe.cost/1", "points": points, "memory": memory}))
     status, out, err = run(capsys, "recommend", str(FIRST_RUN), "--cost", "cost.json", "--json")
     assert status == 0, err
-    assert json.loads(out)["by_concurrency"][0]["concurrency"] == 1
+    document = json.loads(out)
+    assert document["by_concurrency"][0]["concurrency"] == 1
+    assert document["cost"]["memory"]["kv_capacity_tokens"] is None
 
 
 @pytest.mark.parametrize(
