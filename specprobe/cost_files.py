@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from specprobe.cost import LONGEST_SECONDS, SHORTEST_SECONDS, CostPoint, CostTable, DraftingPoint, Memory
+from specprobe.csv_text import dict_reader
 from specprobe.documents import read_document
 from specprobe.errors import SpecprobeError
 
@@ -147,7 +147,7 @@ def _csv_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
         raise SpecprobeError(f"{error.strerror or 'cannot be read'}; give a JSON or CSV file of step times") from None
     except UnicodeDecodeError:
         raise SpecprobeError("not UTF-8 text; save it as a CSV in UTF-8") from None
-    reader = csv.DictReader(io.StringIO(text, newline=""))
+    reader = dict_reader(text)
     try:
         header = [(name or "").strip().lower() for name in reader.fieldnames or ()]
         if missing := [name for name in CSV_COLUMNS if name not in header]:

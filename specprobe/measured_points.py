@@ -6,7 +6,6 @@ The forms are those of docs/cost.md. Nothing here predicts.
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specprobe.cost import LONGEST_SECONDS, SHORTEST_SECONDS
+from specprobe.csv_text import dict_reader
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
 from specprobe.roofline import METHODS, method_kind
@@ -334,7 +334,7 @@ def _object(row: Any, where: str) -> Mapping[str, Any]:
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    reader = csv.DictReader(io.StringIO(text, newline=""))
+    reader = dict_reader(text)
     try:
         header = [(name or "").strip().lower() for name in reader.fieldnames or ()]
         if not {"batch", "concurrency"} & set(header):

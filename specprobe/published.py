@@ -6,7 +6,6 @@ The columns are those of docs/validation.md. Nothing here predicts.
 from __future__ import annotations
 
 import csv
-import io
 import math
 import re
 from collections import Counter
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from specprobe.csv_text import dict_reader
 from specprobe.errors import SpecprobeError
 from specprobe.hardware import Hardware, find_hardware
 from specprobe.roofline import Draft, Drafter, engine_overhead, find_drafter, method_kind
@@ -118,7 +118,7 @@ def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
         raise SpecprobeError(f"{path}: {error.strerror or 'cannot be read'}; give a CSV file of results") from None
     except UnicodeDecodeError:
         raise SpecprobeError(f"{path}: not UTF-8 text; save it as a CSV in UTF-8") from None
-    reader = csv.DictReader(io.StringIO(text, newline=""))
+    reader = dict_reader(text)
     try:
         header = [(name or "").strip().lower() for name in reader.fieldnames or ()]
         missing = [name for name in COLUMNS if name not in header]
