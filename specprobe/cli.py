@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # Below it tables lose whole columns.
 NARROWEST = 20
+GATE_FAILED = 1
 MUST_CHANGE = 2
 INTERRUPTED = 130
 ONE_LINE: dict[str, Any] = {"separators": (",", ":")}
@@ -386,6 +387,124 @@ def recommend(
 
 
 @app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A run that analyze wrote: before.", show_default=False)],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one: after.", show_default=False)],
+    force: Annotated[
+        bool, typer.Option("--force", help="Compare although workload, target, template or engine rules differ.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """What changed from run A to run B, paired by prompt, and whether these prompts can tell."""
+    from specprobe.compare import compare as compare_runs
+    from specprobe.run_document import load_run
+
+    comparison = compare_runs(load_run(a), load_run(b), force=force)
+    if as_json:
+        _print_json(comparison.to_json())
+    else:
+        from specprobe.compare_report import render_comparison
+
+        _print(render_comparison(comparison))
+
+
+@app.command()
+def gate(
+    run_file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="A run that analyze wrote. Default: the last one.", show_default=False),
+    ] = None,
+    min_acceptance_length: Annotated[
+        float | None, typer.Option("--min-acceptance-length", help="Least mean acceptance length, as vLLM counts it.")
+    ] = None,
+    min_tokens_per_round: Annotated[
+        float | None, typer.Option("--min-tokens-per-round", help="Least tokens per round.")
+    ] = None,
+    min_speedup: Annotated[
+        float | None, typer.Option("--min-speedup", help="Least speed-up; needs --recommendation.")
+    ] = None,
+    recommendation: Annotated[
+        Path | None, typer.Option("--recommendation", help="What `recommend --json` wrote for this run.")
+    ] = None,
+    max_regression: Annotated[
+        str | None,
+        typer.Option(
+            "--max-regression", help="Largest loss of tokens per round, such as 5% or 0.05; needs --baseline."
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option("--baseline", help="The run to hold this one against, paired by prompt.")
+    ] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option("--drafter", help="Whose result, as the report names it. Default: most tokens per round."),
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option("--depth", help="At which depth. Default: most tokens per round.", show_default=False)
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="Which of the run's temperatures, where it has several.")
+    ] = None,
+    allow_undecided: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-undecided/--no-allow-undecided",
+            help="Pass what these prompts are too few to decide. Default: it fails.",
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[
+        bool | None,
+        typer.Option("--force/--no-force", help="Compare with a baseline that is not comparable.", show_default=False),
+    ] = None,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Write a JUnit report to this file.")] = None,
+    summary: Annotated[
+        Path | None,
+        typer.Option("--summary", help="Append a summary in Markdown to this file. Default: $GITHUB_STEP_SUMMARY."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Thresholds for CI, decided on intervals: exit 1 where a gate failed. Also from specprobe.toml."""
+    from specprobe.gate import run_gate
+    from specprobe.gate_files import gate_files
+    from specprobe.gate_report import failure_lines
+    from specprobe.gate_settings import gate_settings, parse_share
+    from specprobe.run_document import load_run
+    from specprobe.run_files import last_run
+
+    settings = gate_settings(
+        {
+            "min_acceptance_length": min_acceptance_length,
+            "min_tokens_per_round": min_tokens_per_round,
+            "min_speedup": min_speedup,
+            "max_regression": None if max_regression is None else parse_share(max_regression, "--max-regression"),
+            "baseline": baseline,
+            "recommendation": recommendation,
+            "drafter": drafter,
+            "depth": depth,
+            "temperature": temperature,
+            "allow_undecided": allow_undecided,
+            "force": force,
+        },
+        Path.cwd(),
+    )
+    files = gate_files(junit, summary)
+    files.check()
+    result = run_gate(load_run(run_file or last_run()), settings)
+    if as_json:
+        _print_json(result.to_json())
+    else:
+        from specprobe.gate_report import render_gate
+
+        _print(render_gate(result))
+    for line in failure_lines(result):
+        print(line, file=sys.stderr)
+    files.write(result)
+    if not result.passed:
+        raise typer.Exit(GATE_FAILED)
+
+
+@app.command()
 def fit(
     rate: Annotated[
         list[str] | None,
@@ -619,7 +738,8 @@ def clean(as_json: JsonOption = False) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 fine, 2 for what the user must change, 130 when interrupted."""
+    """Run the command line and exit: 0 fine, 1 where a gate failed, 2 for what the user must change, 130 when
+    interrupted."""
     sys.exit(run_command(arguments))
 
 

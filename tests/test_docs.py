@@ -43,8 +43,8 @@ def can_run(arguments: list[str]) -> bool:
     """Only what needs neither the Hub nor a file that a reader would have to bring."""
     if {"--target", "--tokenizer", "--cost", "--ladder"} & set(arguments):
         return False
-    # Points are a reader's own; those that a page gives are calibrated on below.
-    if arguments[0] == "calibrate":
+    # Points are a reader's own; those that a page gives are calibrated on below. So are the runs of a gate.
+    if arguments[0] in ("calibrate", "compare", "gate"):
         return False
     if arguments[0] in ("inspect", "analyze"):
         return (ROOT / arguments[1]).exists()
