@@ -6,9 +6,9 @@ the fewest rounds, a choice that favours neither.
 
 A difference is called where swapping both runs' counts of a prompt, each prompt by the toss of a coin, puts them as
 many standard errors apart in at most 10 % of draws (Fisher's randomisation test, The Design of Experiments, 1935,
-section 21, studentised). Between runs that are alike swaps change nothing, so this errs no more often than it says, whatever
-prompts are like. Measured on simulated pairs of 100 prompts (2,500 each, standard error 0.6 points; of the interval
-1,200 to 1,500, 0.8 points), equal ones, and such that differ by 3 standard errors:
+section 21, studentised). Between runs that are alike swaps change nothing, so this errs no more often than it says,
+whatever prompts are like. Measured on simulated pairs of 100 prompts (2,500 each, standard error 0.6 points; of the
+interval 1,200 to 1,500, 0.8 points), equal ones, and such that differ by 3 standard errors:
 
                       equal: swaps   the interval leaves out 0   3 standard errors: swaps
     chat                   9.6              10.3                       90.6
