@@ -185,9 +185,9 @@ def _verdict(
     plain = serving.plain()
     options = [o for a in acceptances for o in candidates(a, lengths, cost, traffic, serving, plain)]
     options.sort(key=lambda option: (-option.speedup, option.depth))
-    best = _best(options, prefer)
+    best = best_option(options, prefer)
     options.remove(best)
-    verdict = decide(best.speedup, best.low, best.high, enough_prompts=best.enough_prompts)
+    verdict = _decide(best)
     if undecided:
         verdict = "close"
     schedule = next(rows for rows, a in zip(schedules, acceptances, strict=True) if is_of(a, best))
@@ -208,11 +208,14 @@ def _verdict(
     )
 
 
-def _best(options: Sequence[Option], prefer: Preference) -> Option:
-    """Of options in order of their speed-up the best drafter, at the shallowest of its depths that are as good."""
+def best_option(options: Sequence[Option], prefer: Preference) -> Option:
+    """Of options in order of their speed-up the best drafter, at the shallowest of its depths that are as good.
+
+    `simple`: of those nearly as fast as the fastest, and with its verdict, the one that is easiest to adopt.
+    """
     top = options[0]
     if prefer == "simple":
-        near = [option for option in options if option.speedup * WORTHWHILE_SPEEDUP >= top.speedup]
+        near = [o for o in options if o.speedup * WORTHWHILE_SPEEDUP >= top.speedup and _decide(o) == _decide(top)]
         top = min(near, key=lambda option: (option.adoption, -option.speedup))
     as_good = [
         option
@@ -222,6 +225,10 @@ def _best(options: Sequence[Option], prefer: Preference) -> Option:
         and option.speedup >= top.speedup * (1 - DEPTH_TOLERANCE)
     ]
     return min(as_good, key=lambda option: option.depth)
+
+
+def _decide(option: Option) -> VerdictName:
+    return decide(option.speedup, option.low, option.high, enough_prompts=option.enough_prompts)
 
 
 def decide(speedup: float, low: float | None, high: float | None, *, enough_prompts: bool = True) -> VerdictName:

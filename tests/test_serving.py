@@ -10,7 +10,7 @@ import pytest
 from specprobe.candidates import candidates
 from specprobe.cost import CostPoint, CostTable, Memory
 from specprobe.errors import SpecprobeError
-from specprobe.recommend import recommend
+from specprobe.recommend import best_option, recommend
 from specprobe.recommendation_document import recommendation_document
 from specprobe.refusals import LOOPING_SHARE, SHORTEST_MEAN_OUTPUT
 from specprobe.run import Run
@@ -181,6 +181,16 @@ def test_of_drafters_that_are_nearly_as_fast_the_easier_one_is_preferred_unless_
     assert (simple, fast) == ("ngram", "eagle3")
     better = replace(acceptance(0.95), drafter="eagle3", config={"model": "head"}, adoption=3)
     assert advise([flag, better], table, 1).by_concurrency[0].best.drafter == "eagle3"
+
+
+def test_the_easier_one_is_not_preferred_where_the_data_do_not_say_as_much_for_it():
+    (verdict,) = advise([acceptance(0.5)], cost(memory_bound), 1).by_concurrency
+    head = replace(verdict.best, drafter="eagle3", adoption=3, speedup=1.20, low=1.06, high=1.35)
+    uneven = replace(verdict.best, drafter="ngram", adoption=1, speedup=1.17, low=0.97, high=1.40)
+    assert best_option([head, uneven], "simple") == head
+    even = replace(uneven, low=1.07)
+    assert best_option([head, even], "simple") == even
+    assert best_option([head, even], "fast") == head
 
 
 def test_dollars_follow_the_tokens():
