@@ -14,7 +14,7 @@ from specprobe.arrivals import poisson_arrivals, read_trace
 from specprobe.cost import CostTable
 from specprobe.cost_sources import CostOptions, find_cost
 from specprobe.errors import SpecprobeError
-from specprobe.notices import Notice
+from specprobe.notices import Notice, inert
 from specprobe.profiles import resolve_profile
 from specprobe.progress import Stages
 from specprobe.recommend import Preference, Recommendation, recommend
@@ -129,12 +129,22 @@ def advise(
     ]
     asked = found[0]
     # What limits a verdict at another temperature limits where it turns.
-    notices = dict.fromkeys((*asked.notices, *arrival_notices))
+    notices = dict.fromkeys((*_other_target(run, cost_options), *asked.notices, *arrival_notices))
     for other in found[1:]:
         at = f"temperature {other.temperature:g}: "
         notices.update(dict.fromkeys(n if n in notices else replace(n, message=at + n.message) for n in other.notices))
     same_requests = not run.settings.get("temperatures_from_log")
     return Advice(replace(asked, notices=tuple(notices)), by_temperature(found, same_requests=same_requests))
+
+
+def _other_target(run: Run, options: CostOptions) -> list[Notice]:
+    """Acceptance of one model under the cost of another is a what-if, and must not pass for more."""
+    recorded = (run.target or {}).get("name")
+    if options.target is None or recorded is None or options.target == recorded:
+        return []
+    of, costed = inert(str(recorded), 80), inert(options.target, 80)
+    said = f"acceptance is that of {of}, the cost is that of {costed}: a what-if, unless both write alike"
+    return [Notice("other_target", f"{said}; analyze with --target {costed}, or a log that it answered")]
 
 
 def _devices(cost: CostTable, options: CostOptions) -> int:

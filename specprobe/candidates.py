@@ -92,7 +92,7 @@ def candidates(
 
     The point is what the simulation gives; the interval is that of the closed form, moved to it. For arrivals by the
     clock, where latency moves by more than the time of a round, both ends are simulated: with rounds slower or faster
-    by as much as the closed form's ends lie from its point.
+    by as much as the closed form's ends lie from its point. Depths that the cost does not cover are left out.
     """
     # Memory, or the clock, may let fewer run together than are in flight.
     batch = traffic.concurrency or max(1.0, plain.batch)
@@ -105,7 +105,7 @@ def candidates(
     intervals = closed.intervals(acceptance.by_prompt(counts))
     lengthened = _lengthened(acceptance, lengths, cost, batch)
     options = []
-    for row, interval in enumerate(intervals):
+    for row, interval in enumerate(intervals[: cost.deepest]):
         emitted, _, _, _, rounds, first_drafted = sums[row, :6].tolist()
         served = serving.speculative(acceptance, row + 1)
         point, closed_point = _gain(traffic, plain, served), float(closed_points[row])

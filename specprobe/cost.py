@@ -232,6 +232,11 @@ class CostTable:
         """Whether the grid covers this batch and these query tokens: nothing may be extrapolated in silence."""
         return self.batches[0] <= batch <= self.batches[-1] and query_tokens <= self.query_tokens[-1]
 
+    @property
+    def deepest(self) -> int:
+        """The most draft tokens of a round that the grid covers."""
+        return self.query_tokens[-1] - 1
+
     def quality(self) -> dict[str, Any]:
         """How good the timings are: the grid, the median spread relative to the median, outliers among timings."""
         return {

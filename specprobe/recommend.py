@@ -106,6 +106,8 @@ def recommend(
     uncosted = list(dict.fromkeys(cost_keys(a)[0] for a in with_rounds if not has_cost(a, cost)))
     if not costed:
         raise SpecprobeError(f"recommend: {_no_drafting_time(uncosted)}")
+    if not cost.deepest:
+        raise SpecprobeError("recommend: the cost has rounds of one query token only; add points with more")
     acceptances, left_out = judged(costed, run.engine_profile, cost, lengths)
     undecided = undecidable(lengths, acceptances, run.engine_profile)
     batches = _batches(cost)
@@ -133,7 +135,7 @@ def recommend(
             *([Notice("no_drafting_time", _no_drafting_time(uncosted))] if uncosted else []),
             *left_out,
             *_unknown_keys(run, cost),
-            *_suffix_in_flight(run, acceptances, in_flight),
+            *_suffix_in_flight(run, acceptances, in_flight, len(lengths.ids)),
             *_notices(acceptances, lengths, cost, _batches_run(verdicts, traffics)),
             *_served_notices(verdicts, traffics),
         ),
@@ -152,16 +154,20 @@ def _unknown_keys(run: Run, cost: CostTable) -> list[Notice]:
     return [Notice("unknown_drafter_seconds", f"the cost gives drafting times of {names}, which the run lacks")]
 
 
-def _suffix_in_flight(run: Run, acceptances: Sequence[Acceptance], concurrencies: Sequence[int]) -> list[Notice]:
-    """Verdicts for a load far from the one whose shared tree was replayed."""
+def _suffix_in_flight(
+    run: Run, acceptances: Sequence[Acceptance], concurrencies: Sequence[int], num_responses: int
+) -> list[Notice]:
+    """Verdicts for a load far from the one whose shared tree was replayed, as far as the log has requests for it."""
     if not any(a.drafter == "suffix" and a.config.get("max_cached_requests") != 0 for a in acceptances):
         return []
-    far = [c for c in concurrencies if not run.in_flight / FAR_IN_FLIGHT <= c <= run.in_flight * FAR_IN_FLIGHT]
+    replayed = min(run.in_flight, num_responses)
+    shown = {c: min(c, num_responses) for c in concurrencies}
+    far = [c for c, most in shown.items() if not replayed / FAR_IN_FLIGHT <= most <= replayed * FAR_IN_FLIGHT]
     if not far:
         return []
-    replayed = f"suffix's shared tree was replayed with {format_plural(run.in_flight, 'request')} in flight"
-    asked = ", ".join(f"--in-flight {c} for {c}" for c in far)
-    return [Notice("suffix_in_flight", f"{replayed}; analyze with {asked}")]
+    said = f"suffix's shared tree was replayed with {format_plural(replayed, 'request')} in flight"
+    asked = ", ".join(f"--in-flight {shown[c]} for {c}" for c in far)
+    return [Notice("suffix_in_flight", f"{said}; analyze with {asked}")]
 
 
 def _no_drafting_time(drafters: Sequence[str]) -> str:
@@ -188,7 +194,9 @@ def _verdict(
     best = best_option(options, prefer)
     options.remove(best)
     verdict = _decide(best)
-    if undecided:
+    beyond = traffic.concurrency is not None and not cost.reaches(traffic.concurrency, 1)
+    falling_behind = traffic.concurrency is None and best.served.falls_behind
+    if undecided or beyond or falling_behind:
         verdict = "close"
     schedule = next(rows for rows, a in zip(schedules, acceptances, strict=True) if is_of(a, best))
     if verdict == "speculate" and traffic.concurrency is not None:
@@ -258,7 +266,7 @@ def _depth_by_batch(
 ) -> list[int]:
     """The drafter's depth for each batch; 0 where nothing is faster."""
     sums = speedup_counts(acceptance, lengths, cost).sum(axis=0)
-    best = [best_depth(speedup(sums)) for speedup in speedups(acceptance, lengths, cost, batches)]
+    best = [best_depth(speedup(sums)[: cost.deepest]) for speedup in speedups(acceptance, lengths, cost, batches)]
     return [depth if gain > 1 else 0 for depth, gain in best]
 
 
@@ -304,16 +312,17 @@ def _notices(
         notices.append(
             Notice(
                 "cost_batch_not_covered",
-                f"the cost table covers batches {cost.batches[0]} to {cost.batches[-1]}; for concurrency "
-                f"{', '.join(map(str, outside))} the nearest one was used, which is a guess: add points there",
+                f"the cost table covers batches {cost.batches[0]} to {cost.batches[-1]}; for "
+                f"{', '.join(map(str, outside))} the nearest one was used, which is a guess and decides nothing: add "
+                "points there",
             )
         )
     if not cost.reaches(cost.batches[0], depth + 1):
         notices.append(
             Notice(
                 "cost_query_not_covered",
-                f"the cost table stops at {cost.query_tokens[-1]} query tokens a sequence, depth {depth} needs "
-                f"{depth + 1}; deeper rounds were costed as if they were free: add points there",
+                f"the cost table stops at {cost.query_tokens[-1]} query tokens a sequence, so depths above "
+                f"{cost.deepest} are left out: add points there",
             )
         )
     if not cost.contexts[0] <= lengths.mean_context <= cost.contexts[-1]:
@@ -322,6 +331,14 @@ def _notices(
                 "cost_context_not_covered",
                 f"the mean context is {lengths.mean_context:.0f} tokens, the cost table covers {cost.contexts[0]} to "
                 f"{cost.contexts[-1]}; the nearest one was used: add points there",
+            )
+        )
+    if not cost.prefill_token_seconds and cost.source in ("file", "engine"):
+        notices.append(
+            Notice(
+                "no_prefill_time",
+                "the cost file does not say what a prompt token takes, so prompts count as free and gains come out too "
+                "large: add prefill_token_seconds",
             )
         )
     outliers = sum(point.outliers for point in cost.points)

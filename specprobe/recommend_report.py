@@ -132,11 +132,14 @@ def _why(recommendation: Recommendation, verdict: Verdict) -> Text:
     text += f", {format_percent(best.losing_share)} of requests take longer"
     before, after = (recommendation.dollars_per_million_tokens(served) for served in (plain, best.served))
     if before is not None and after is not None:
-        text += f"; ${before:.2f} -> ${after:.2f} per million output tokens"
+        text += f"; ${before:.3g} -> ${after:.3g} per million output tokens"
     if best.drafter_bytes:
         text += f"; the drafter takes {format_bytes(best.drafter_bytes)}"
     if not best.enough_prompts:
         text += f"; fewer than {MIN_PROMPTS} prompts, which never say speculate"
+    if verdict.verdict == "close" and not recommendation.undecided and best.low is not None:
+        text += "; " + ("step times of yours (calibrate)" if recommendation.cost.log_deviation else "more prompts")
+        text += " would narrow the interval"
     if verdict.runner_up is not None:
         text += f"; runner-up {_option(verdict.runner_up)}"
     return Text(text)
@@ -169,7 +172,8 @@ def _limits(recommendation: Recommendation) -> Text:
         if crossover is None
         else f"While all slots are full, nothing is faster than not speculating from concurrency {crossover} on."
     )
-    about = [inert(str(value), 80) for key, value in cost.conditions.items() if key not in UNTOLD]
+    told = {key: value for key, value in cost.conditions.items() if isinstance(value, str) and key not in UNTOLD}
+    about = [inert(value, 80) for value in told.values()]
     quality = cost.quality()
     if cost.source == "measured":
         about += [

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from literal_scheduler import Job, Seconds, serve
+from load_closed_forms import closed_form_seconds_alone, closed_form_steady_rate
 
 from specprobe.arrivals import poisson_arrivals
 from specprobe.errors import SpecprobeError
 from specprobe.load import LoadResult, Server, Workload, repeated, simulate
 from specprobe.request_rounds import Rounds, plain_rounds
 from specprobe.step_cost import StepCost
-from tests.load_closed_forms import closed_form_seconds_alone, closed_form_steady_rate
 
 ROOMY = Server(max_sequences=256, max_batched_tokens=8192)
 

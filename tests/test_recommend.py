@@ -271,12 +271,26 @@ def test_what_the_cost_table_does_not_cover_is_said():
     shallow = CostTable("file", tuple(CostPoint(1, q, c, 0.01) for q in (1, 2) for c in (64, 256)))
     codes = {notice.code for notice in advise([acceptance(0.5)], shallow, 1).notices}
     assert "cost_query_not_covered" in codes
-    assert not advise([acceptance(0.5)], cost(memory_bound), 8).notices
+    assert "no_prefill_time" in codes
+    assert not advise([acceptance(0.5)], replace(cost(memory_bound), prefill_token_seconds=1e-6), 8).notices
+
+
+def test_what_is_not_covered_decides_nothing():
+    (verdict,) = advise([acceptance(0.7)], cost(memory_bound, batches=(1, 8)), 64).by_concurrency
+    assert verdict.best.speedup > 1.5
+    assert (verdict.verdict, verdict.export) == ("close", {})
+    shallow = CostTable("file", tuple(CostPoint(1, q, c, 0.01) for q in (1, 2) for c in (64, 256)))
+    (verdict,) = advise([acceptance(0.7)], shallow, 1).by_concurrency
+    assert {option.depth for option in verdict.options} == {1}
+    assert {row[2] for row in verdict.schedule} == {1}
+    plain_only = CostTable("file", tuple(CostPoint(1, 1, c, 0.01) for c in (64, 256)))
+    with pytest.raises(SpecprobeError, match="one query token only"):
+        advise([acceptance(0.7)], plain_only, 1)
 
 
 @pytest.mark.parametrize(
     ("in_flight", "concurrencies", "far"),
-    [(1, (1, 4), None), (1, (1, 5, 64), (5, 64)), (16, (4, 64), None), (16, (3, 16, 65), (3, 65))],
+    [(1, (1, 4), None), (1, (1, 5, 64), (5, 64)), (16, (4, 64), None), (16, (3, 16, 64), (3,)), (4, (65,), (65,))],
 )
 def test_a_load_far_from_what_filled_the_shared_tree_is_said_once(in_flight, concurrencies, far):
     settings = {} if in_flight == 1 else {"in_flight": in_flight}
@@ -290,7 +304,8 @@ def test_a_load_far_from_what_filled_the_shared_tree_is_said_once(in_flight, con
     assert len(messages) == (far is not None)
     for message in messages:
         assert f"with {in_flight} request" in message
-        assert message.endswith(", ".join(f"--in-flight {c} for {c}" for c in far))
+        # The log has 40 requests: more in flight it cannot show.
+        assert message.endswith(", ".join(f"--in-flight {min(c, NUM_PROMPTS)} for {c}" for c in far))
 
 
 def test_a_run_without_rounds_is_refused():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from test_recommend import NUM_PROMPTS, acceptance, advise, cost, lengths, memory_bound
 
 from specprobe.candidates import candidates
 from specprobe.cost import CostPoint, CostTable, Memory
@@ -16,7 +17,6 @@ from specprobe.refusals import LOOPING_SHARE, SHORTEST_MEAN_OUTPUT
 from specprobe.run import Run
 from specprobe.serving import Serving, Traffic
 from specprobe.speedup import speedup_counts, speedups
-from tests.test_recommend import NUM_PROMPTS, acceptance, advise, cost, lengths, memory_bound
 
 
 def linear(batch, query):
