@@ -115,6 +115,7 @@ def test_what_is_not_defined_fails_even_where_undecided_is_allowed():
     assert (one.verdict, one.passed, one.enough_data, one.prompts_needed) == ("failed", False, False, None)
 
 
+@pytest.mark.slow
 def test_the_prompts_that_are_needed_do_decide():
     rng = np.random.default_rng(0)
     p, output = draw_prompts(rng, 20_000)
@@ -404,6 +405,7 @@ def test_the_reports_are_for_people(capsys, eagle_runs, monkeypatch):
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_workflow_of_the_docs_runs_as_a_script(tmp_path):
     page = (ROOT / "docs" / "ci.md").read_text()
     (workflow,) = re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S)
