@@ -305,6 +305,8 @@ def _speedup_gate(
             f"--recommendation: is for {inert(str(document['engine_profile']))} at temperature "
             f"{document['temperature']}, the run for {of_run[0]} at {of_run[1]:g}; recommend from this run"
         )
+    if document.get("run_digest") not in (None, run.digest):
+        raise SpecprobeError("--recommendation: was made from another run; recommend from this one")
     best = entry["speedup"]
     point, low, high = best["point"], best["low"], best["high"]
     if choice.drafter is not None or choice.depth is not None:

@@ -66,6 +66,7 @@ class Recommendation:
     """
 
     cost: CostTable
+    run_digest: str
     engine_profile: str
     temperature: float
     by_concurrency: tuple[Verdict, ...]
@@ -122,6 +123,7 @@ def recommend(
     in_flight = [verdict.concurrency for verdict in verdicts]
     return Recommendation(
         cost=cost,
+        run_digest=run.digest,
         engine_profile=run.engine_profile,
         temperature=temperature,
         by_concurrency=verdicts,

@@ -39,6 +39,7 @@ def recommendation_document(
                 "kv_capacity_tokens": capacity if math.isfinite(capacity) else None,
             },
         },
+        "run_digest": recommendation.run_digest,
         "engine_profile": recommendation.engine_profile,
         "temperature": recommendation.temperature,
         "undecided": {"code": undecided.code, "message": undecided.message} if undecided else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,16 @@ class Run:
     results: tuple[Acceptance, ...]
     notices: tuple[Notice, ...]
     version: str = __version__
+
+    @property
+    def digest(self) -> str:
+        """Of everything that was counted: what was made from this run can be told from what was made from another."""
+        seen = hashlib.sha256(self.engine_profile.encode())
+        for result in self.results:
+            seen.update(f"{result.label} {result.temperature:g} {result.ids}".encode())
+            for counts in (result.output_tokens, result.rounds, result.drafted_at, result.accepted_at):
+                seen.update(np.ascontiguousarray(counts, dtype=np.float64).tobytes())
+        return seen.hexdigest()[:16]
 
     def responses_at(self, temperature: float) -> ResponseRecord:
         """The responses of one of the run's temperatures."""

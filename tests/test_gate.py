@@ -247,6 +247,12 @@ def test_a_real_recommendation_is_read(capsys):
         assert (status, err) == (0, "")
         assert [one["at"] for one in document["gates"]] == ["concurrency 1", "concurrency 8"]
 
+    # Another run of the same engine and temperature.
+    assert run_command(["analyze", "log.jsonl", "--drafter", "suffix", "--max-prompts", "19"]) == 0
+    capsys.readouterr()
+    assert run_command(["gate", "--min-speedup", "1.2", "--recommendation", "said.json"]) == 2
+    assert "was made from another run" in capsys.readouterr().err
+
 
 @pytest.fixture
 def run_file() -> str:
