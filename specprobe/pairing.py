@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -123,7 +123,8 @@ def _comparable(run: Run) -> dict[str, Any]:
     settings, target = run.settings, run.target or {}
     tokenizer = settings.get("tokenizer") or target.get("tokenizer") or {}
     return {
-        "workload": [os.path.normpath(str(source)) for source in run.workload.get("sources", ())],
+        # By the last part of its path: the same log lies elsewhere on another machine, and prompts are compared besides.
+        "workload": [PurePath(str(source)).name for source in run.workload.get("sources", ())],
         "first turns only": settings.get("first_turn", False),
         "target": [target.get(key) for key in ("fingerprint", "dtype")] if target else None,
         # A target's fingerprint says more than the name of its tokenizer, which may be a folder.
