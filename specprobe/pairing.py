@@ -123,7 +123,7 @@ def _comparable(run: Run) -> dict[str, Any]:
     settings, target = run.settings, run.target or {}
     tokenizer = settings.get("tokenizer") or target.get("tokenizer") or {}
     return {
-        # By the last part of its path: the same log lies elsewhere on another machine, and prompts are compared besides.
+        # By name: the same log lies in another folder on another machine, and prompts are compared besides.
         "workload": [PurePath(str(source)).name for source in run.workload.get("sources", ())],
         "first turns only": settings.get("first_turn", False),
         "target": [target.get(key) for key in ("fingerprint", "dtype")] if target else None,
