@@ -132,6 +132,11 @@ def _sum(counts: Counts) -> Any:
     return counts.sum(axis=0, dtype=np.int64 if counts.dtype.kind == "i" else np.float64)
 
 
+def _share(part: Count, whole: Count) -> float | None:
+    """None of nothing; at most 1, which sums of expectations may miss by a rounding."""
+    return min(1.0, part / whole) if whole else None
+
+
 @dataclass(frozen=True, slots=True)
 class DepthTotals:
     """Counts at one depth over all prompts, and the rates that engines report.
@@ -166,7 +171,7 @@ class DepthTotals:
     @property
     def acceptance_rate(self) -> float | None:
         """Accepted / drafted tokens; None where nothing was drafted."""
-        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
+        return _share(self.accepted_tokens, self.drafted_tokens)
 
     @property
     def mean_acceptance_length(self) -> float | None:
@@ -181,19 +186,18 @@ class DepthTotals:
     @property
     def coverage(self) -> float | None:
         """Drafted rounds / rounds."""
-        return self.drafted_rounds / self.rounds if self.rounds else None
+        return _share(self.drafted_rounds, self.rounds)
 
     @property
     def survival(self) -> tuple[float, ...] | None:
         """P(positions 1..i accepted) in a drafted round, as vLLM prints it; None where nothing was drafted."""
         if not self.drafted_rounds:
             return None
-        return tuple(accepted / self.drafted_rounds for accepted in self.accepted_at)
+        return tuple(min(1.0, accepted / self.drafted_rounds) for accepted in self.accepted_at)
 
     @property
     def conditional(self) -> tuple[float | None, ...]:
         """P(position i accepted, given those before it), censored rounds left out; None where none was at risk."""
         return tuple(
-            accepted / at_risk if at_risk else None
-            for accepted, at_risk in zip(self.accepted_at, self.at_risk_at, strict=True)
+            _share(accepted, at_risk) for accepted, at_risk in zip(self.accepted_at, self.at_risk_at, strict=True)
         )

@@ -47,7 +47,7 @@ class EntropyQuartile:
     @property
     def acceptance(self) -> float | None:
         """Conditional acceptance, over all positions: accepted / at risk; None where none was at risk."""
-        return self.accepted / self.at_risk if self.at_risk else None
+        return min(1.0, self.accepted / self.at_risk) if self.at_risk else None
 
     def to_json(self) -> dict[str, Any]:
         """For the run's document."""

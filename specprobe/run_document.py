@@ -142,8 +142,12 @@ def _curve_json(summary: ResultSummary) -> dict[str, Any]:
         "reason": "the drafter chooses its own draft length, so depths are not nested and not fitted across",
         "conditional": list(summary.conditional),
         # Of all rounds, those without a draft included: P(the draft reached position i and was accepted up to it).
-        "survival": [accepted / rounds for accepted in deepest.accepted_at],
-        "draft_length_shares": [(at_least[i] - at_least[i + 1]) / rounds for i in range(deepest.depth + 1)],
+        "survival": [min(1.0, accepted / rounds) for accepted in deepest.accepted_at],
+        "draft_length_shares": [
+            # Sums of expectations may miss their bounds by a rounding.
+            min(1.0, max(0.0, (at_least[i] - at_least[i + 1]) / rounds))
+            for i in range(deepest.depth + 1)
+        ],
         "interval": intervals,
     }
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import make_trajectory
 
+from specprobe.acceptance import DepthTotals
 from specprobe.documents import dump_document
 from specprobe.drafters import parse_drafter
 from specprobe.errors import SpecprobeError
@@ -115,6 +116,14 @@ def test_rates_are_those_of_vllm():
     assert totals.survival == (0.5, 0.5)
     assert totals.conditional == (0.5, 1.0)
     assert totals.coverage == 1.0
+
+
+def test_sums_of_expectations_never_make_a_share_of_more_than_all():
+    # 0.1 + 0.2 is a hair above 0.3.
+    totals = DepthTotals(1, 1, 1, 0.3, (0.1 + 0.2,), (0.3,), (0.1 + 0.2 + 1e-17,))
+    assert totals.drafted_at[0] > totals.rounds
+    assert (totals.coverage, totals.conditional, totals.survival) == (1.0, (1.0,), (1.0,))
+    assert totals.acceptance_rate == 1.0
 
 
 def test_nothing_drafted_has_no_rates_instead_of_wrong_ones():
