@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specprobe.cost import LONGEST_SECONDS, SHORTEST_SECONDS, CostPoint, CostTable, DraftingPoint, Memory
-from specprobe.csv_text import dict_reader
+from specprobe.csv_text import dict_reader, read_text
 from specprobe.documents import read_document
 from specprobe.errors import SpecprobeError
 
@@ -139,14 +139,7 @@ def _points_of_csv(path: Path) -> tuple[tuple[CostPoint, ...], tuple[DraftingPoi
 
 
 def _csv_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
-    try:
-        if path.is_file() and path.stat().st_size > MOST_BYTES:
-            raise SpecprobeError("larger than 64 MiB; a table of step times is not")
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise SpecprobeError(f"{error.strerror or 'cannot be read'}; give a JSON or CSV file of step times") from None
-    except UnicodeDecodeError:
-        raise SpecprobeError("not UTF-8 text; save it as a CSV in UTF-8") from None
+    text = read_text(path, most_bytes=MOST_BYTES, what="a table of step times", instead="step times as JSON or CSV")
     reader = dict_reader(text)
     try:
         header = [(name or "").strip().lower() for name in reader.fieldnames or ()]

@@ -1,12 +1,29 @@
-"""CSV text that a user wrote: rows by the name of their column."""
+"""Tables of figures that a user wrote: their text, and rows of CSV by the name of their column."""
 
 from __future__ import annotations
 
 import csv
 import io
+from pathlib import Path
+
+from specprobe.errors import SpecprobeError
 
 # A longer cell is no figure; logs are read elsewhere and may have longer ones.
 LONGEST_CELL = 2**17
+
+
+def read_text(path: Path, *, most_bytes: int, what: str, instead: str) -> str:
+    """The text of a file, in UTF-8. Raises SpecprobeError where it cannot be read, is no text or is too large, in words
+    that say `what` it should have been and what to give `instead`.
+    """
+    try:
+        if path.is_file() and path.stat().st_size > most_bytes:
+            raise SpecprobeError(f"{path}: larger than {most_bytes >> 20} MiB; {what} is not")
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise SpecprobeError(f"{path}: {error.strerror or 'cannot be read'}; give {instead}") from None
+    except UnicodeDecodeError:
+        raise SpecprobeError(f"{path}: not UTF-8 text; give {instead}, in UTF-8") from None
 
 
 def dict_reader(text: str) -> csv.DictReader[str]:

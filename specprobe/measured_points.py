@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specprobe.cost import LONGEST_SECONDS, SHORTEST_SECONDS
-from specprobe.csv_text import dict_reader
+from specprobe.csv_text import dict_reader, read_text
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
 from specprobe.roofline import METHODS, method_kind
@@ -289,14 +289,7 @@ def _check_running(cells: _Row, batch: int, completed: int, output: float) -> No
 
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(place, row) of a file, CSV or JSON by its first character."""
-    try:
-        if path.is_file() and path.stat().st_size > MOST_BYTES:
-            raise SpecprobeError(f"{path}: larger than 64 MiB; points of a calibration are not")
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise SpecprobeError(f"{path}: {error.strerror or 'cannot be read'}; give a CSV or JSON file") from None
-    except UnicodeDecodeError:
-        raise SpecprobeError(f"{path}: not UTF-8 text; give a CSV or JSON file in UTF-8") from None
+    text = read_text(path, most_bytes=MOST_BYTES, what="a file of points", instead="a CSV or JSON file")
     return _json_rows(path, text) if text.lstrip()[:1] in ("{", "[") else _csv_rows(path, text)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from specprobe.csv_text import dict_reader
+from specprobe.csv_text import dict_reader, read_text
 from specprobe.errors import SpecprobeError
 from specprobe.hardware import Hardware, find_hardware
 from specprobe.roofline import Draft, Drafter, engine_overhead, find_drafter, method_kind
@@ -110,14 +110,7 @@ def read_table(path: Path) -> Table:
 
 
 def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
-    try:
-        if path.is_file() and path.stat().st_size > MOST_BYTES:
-            raise SpecprobeError(f"{path}: larger than 256 MiB; a table of results is not")
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise SpecprobeError(f"{path}: {error.strerror or 'cannot be read'}; give a CSV file of results") from None
-    except UnicodeDecodeError:
-        raise SpecprobeError(f"{path}: not UTF-8 text; save it as a CSV in UTF-8") from None
+    text = read_text(path, most_bytes=MOST_BYTES, what="a table of results", instead="a CSV file of results")
     reader = dict_reader(text)
     try:
         header = [(name or "").strip().lower() for name in reader.fieldnames or ()]
