@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from specprobe.drafters.heads import Batch, RoundCache, put_rows, rows_at
+from specprobe.drafters.heads import Batch, HeadCache, RoundCache, put_rows, rows_at
 
 
 @dataclass(slots=True)
@@ -41,6 +42,24 @@ class ChainState:
     def positions(self, starts: torch.Tensor, position: int) -> torch.Tensor:
         """Rotary positions [B, A]: those of the last context entry, and on."""
         return (self.batch.newest(starts) - 1 + position - 1).clamp(min=0)
+
+
+ReadText = Callable[
+    [torch.Tensor, Mapping[int, torch.Tensor], torch.Tensor, torch.Tensor | None, HeadCache], torch.Tensor
+]
+"""A pass of a head over tokens [B, T] of the text, from the target's states before each (by tap), with positions, mask
+and cache; its outputs [B, T, H]."""
+
+
+def read_context(batch: Batch, num_layers: int, taps: Sequence[int], read: ReadText) -> ChainState:
+    """The context pass: every token with the target's states before it."""
+    states = {tap: batch.features[tap][:, :-1] for tap in taps}
+    num_rows, num_tokens, _ = states[taps[0]].shape
+    cache = RoundCache(num_layers, batch.device)
+    cache.add_context(num_tokens)
+    positions = torch.arange(num_tokens, device=batch.device)[None].expand(num_rows, -1)
+    context = read(batch.ids[:, 1 : num_tokens + 1], states, positions, None, cache)
+    return begin_chain(batch, cache, context)
 
 
 def begin_chain(batch: Batch, cache: RoundCache, context: torch.Tensor) -> ChainState:

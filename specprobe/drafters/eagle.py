@@ -15,8 +15,8 @@ import torch
 
 from specprobe.checkpoint import Checkpoint, open_checkpoint
 from specprobe.drafters.base import refuse_unknown_options
-from specprobe.drafters.chain import ChainState, begin_chain
-from specprobe.drafters.heads import Batch, HeadCache, HeadDrafter, OpenHead, RoundCache
+from specprobe.drafters.chain import ChainState, read_context
+from specprobe.drafters.heads import Batch, HeadCache, HeadDrafter, OpenHead
 from specprobe.drafters.models import DraftContext, ModelSpec
 from specprobe.drafters.shared import SharingNetwork, own_or_shared
 from specprobe.drafters.stack import decoder_config, decoder_stack
@@ -41,13 +41,7 @@ class EagleNetwork(SharingNetwork):
 
     def begin(self, batch: Batch, depth: int) -> ChainState:  # noqa: ARG002
         """The context: every token with the state before it."""
-        features = batch.features[LAST][:, :-1]
-        num_tokens = features.shape[1]
-        cache = RoundCache(len(self.stack.layers), batch.device)
-        cache.add_context(num_tokens)
-        positions = torch.arange(num_tokens, device=batch.device)[None].expand(len(features), -1)
-        context = self.read(batch.ids[:, 1 : num_tokens + 1], {LAST: features}, positions, None, cache)
-        return begin_chain(batch, cache, context)
+        return read_context(batch, len(self.stack.layers), (LAST,), self.read)
 
     def read(
         self,

@@ -15,8 +15,8 @@ import torch
 
 from specprobe.checkpoint import Checkpoint, open_checkpoint
 from specprobe.drafters.base import refuse_unknown_options
-from specprobe.drafters.chain import ChainState, begin_chain
-from specprobe.drafters.heads import Batch, HeadCache, HeadDrafter, OpenHead, RoundCache
+from specprobe.drafters.chain import ChainState, read_context
+from specprobe.drafters.heads import Batch, HeadCache, HeadDrafter, OpenHead
 from specprobe.drafters.models import DraftContext, ModelSpec
 from specprobe.drafters.scores import DraftVocabulary
 from specprobe.drafters.shared import SharingNetwork, check_mask_token, own_or_shared
@@ -89,13 +89,7 @@ class Eagle3Network(SharingNetwork):
 
     def begin(self, batch: Batch, depth: int) -> ChainState:  # noqa: ARG002
         """The context: every token with the states of the target before it."""
-        states = {tap: batch.features[tap][:, :-1] for tap in self.settings.taps}
-        num_rows, num_tokens, _ = states[self.settings.taps[0]].shape
-        cache = RoundCache(len(self.stack.layers), batch.device)
-        cache.add_context(num_tokens)
-        positions = torch.arange(num_tokens, device=batch.device)[None].expand(num_rows, -1)
-        context = self.read(batch.ids[:, 1 : num_tokens + 1], states, positions, None, cache)
-        return begin_chain(batch, cache, context)
+        return read_context(batch, len(self.stack.layers), self.settings.taps, self.read)
 
     def read(
         self,
