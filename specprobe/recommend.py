@@ -17,7 +17,8 @@ from specprobe.profiles import resolve_profile
 from specprobe.refusals import judged, undecidable
 from specprobe.run import ResponseRecord, Run
 from specprobe.serving import Served, Serving, Traffic
-from specprobe.speedup import DEPTH_TOLERANCE, best_depth, cost_keys, has_cost, speedup_counts, speedups
+from specprobe.speedup import DEPTH_TOLERANCE, best_depth, cost_keys, has_cost
+from specprobe.speedup_grid import SpeedupGrid, grid_batches, speedup_grid
 from specprobe.units import format_plural
 
 # Less is not worth a flag, a deployment and a second thing to watch; published results scatter by as much.
@@ -61,8 +62,8 @@ class Recommendation:
     `schedule`: rows (first batch, last batch, depth) for `scheduled_drafter`, 0 for off, over the batches the
     cost table covers. `export`: the engine's settings for the first verdict to speculate.
     `crossover_concurrency`: from here to the largest batch of the cost table no option is faster than not speculating;
-    None where one still is at the largest. `undecided`: why nothing was decided; all verdicts are `close` then.
-    `dollars_per_hour`: of all GPUs together, None where no price was given.
+    None where one still is at the largest. `grids`: of each drafter, over batches and depths. `undecided`: why nothing
+    was decided; all verdicts are `close` then. `dollars_per_hour`: of all GPUs together, None where no price was given.
     """
 
     cost: CostTable
@@ -74,6 +75,7 @@ class Recommendation:
     scheduled_drafter: str
     schedule: Schedule
     export: Mapping[str, Any]
+    grids: tuple[SpeedupGrid, ...]
     notices: tuple[Notice, ...]
     undecided: Notice | None = None
     dollars_per_hour: float | None = None
@@ -112,7 +114,7 @@ def recommend(
     acceptances, left_out = judged(costed, run.engine_profile, cost, lengths)
     undecided = undecidable(lengths, acceptances, run.engine_profile)
     batches = _batches(cost)
-    by_batch = [_depth_by_batch(acceptance, lengths, cost, batches) for acceptance in acceptances]
+    by_batch = [_depth_by_batch(speedup_grid(acceptance, lengths, cost, batches)) for acceptance in acceptances]
     schedules = [_rows(batches, depths) for depths in by_batch]
     verdicts = tuple(
         _verdict(run, acceptances, schedules, cost, lengths, traffic, prefer, undecided) for traffic in traffics
@@ -131,6 +133,7 @@ def recommend(
         scheduled_drafter=acceptances[chosen].drafter,
         schedule=leading.schedule,
         export=leading.export,
+        grids=tuple(speedup_grid(a, lengths, cost, grid_batches(cost, in_flight)) for a in acceptances),
         notices=(
             *([undecided] if undecided else []),
             *run.notices,
@@ -263,12 +266,9 @@ def _batches(cost: CostTable) -> list[int]:
     return [*scheduled, *(batch for batch in cost.batches if batch > LARGEST_SCHEDULED_BATCH)]
 
 
-def _depth_by_batch(
-    acceptance: Acceptance, lengths: ResponseRecord, cost: CostTable, batches: Sequence[int]
-) -> list[int]:
+def _depth_by_batch(grid: SpeedupGrid) -> list[int]:
     """The drafter's depth for each batch; 0 where nothing is faster."""
-    sums = speedup_counts(acceptance, lengths, cost).sum(axis=0)
-    best = [best_depth(speedup(sums)[: cost.deepest]) for speedup in speedups(acceptance, lengths, cost, batches)]
+    best = [best_depth(row) for row in grid.speedup]
     return [depth if gain > 1 else 0 for depth, gain in best]
 
 

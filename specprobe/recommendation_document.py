@@ -45,6 +45,7 @@ def recommendation_document(
         "undecided": {"code": undecided.code, "message": undecided.message} if undecided else None,
         "by_concurrency": [_verdict_json(recommendation, verdict) for verdict in recommendation.by_concurrency],
         "crossover_concurrency": recommendation.crossover_concurrency,
+        "speedup_grids": [grid.to_json() for grid in recommendation.grids],
         "schedule_drafter": recommendation.scheduled_drafter,
         "schedule": [list(row) for row in recommendation.schedule],
         "export": dict(recommendation.export),

@@ -116,6 +116,19 @@ def test_the_verdict_turns_with_concurrency_and_the_schedule_follows():
     assert settings["num_speculative_tokens_per_batch_size"] == [list(row) for row in advice.schedule]
 
 
+def test_the_grid_holds_every_depth_at_powers_of_two_and_at_what_was_asked_for():
+    result = acceptance(0.5)
+    (flat,) = advise([result], cost(memory_bound), 1, 12).grids
+    assert flat.batches == (1, 2, 4, 8, 12, 16, 32, 64)
+    # Where every round costs the same, the gain is the tokens per round, but for the steps that prefill.
+    expected = [result.totals(depth).tokens_per_round for depth in (1, 2, 3)]
+    assert flat.speedup == pytest.approx(np.tile(expected, (8, 1)), rel=0.01)
+    # Where every token does, it is those over the tokens that were verified.
+    (steep,) = advise([result], cost(compute_bound, batches=(4, 64)), 96).grids
+    assert steep.batches == (4, 8, 16, 32, 64)
+    assert steep.speedup == pytest.approx(np.tile(np.divide(expected, [2, 3, 4]), (5, 1)), rel=0.02)
+
+
 def test_the_crossover_is_where_gains_end_for_good():
     def slow_at_8(batch, query):
         return 0.010 * (query if batch == 8 else 1)
