@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from specprobe import __version__, defaults
+from specprobe import __version__, completion, defaults
+from specprobe.command_group import CommandGroup, describe_defaults
 from specprobe.errors import SpecprobeError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ UsageError: type[Any] = typer.BadParameter.__mro__[1]
 ClickException: type[Any] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -71,12 +73,20 @@ PromptsArgument = Annotated[
 ]
 RunArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="[RUN]", help="A run that analyze wrote. Default: the last one.", show_default=False),
+    typer.Argument(
+        metavar="[RUN]",
+        help="A run that analyze wrote. Default: the last one.",
+        show_default=False,
+        autocompletion=completion.runs,
+    ),
 ]
-FormatOption = Annotated[str | None, typer.Option("--format", help="Force a row format instead of detecting it.")]
+FormatOption = Annotated[
+    str | None,
+    typer.Option("--format", help="Force a row format instead of detecting it.", autocompletion=completion.formats),
+]
 FieldOption = Annotated[str | None, typer.Option("--prompt-field", help="The column that holds the prompt.")]
 FirstTurnOption = Annotated[
-    bool, typer.Option("--first-turn", help="First user turn only, as most benchmarks read chat logs.")
+    bool, typer.Option("--first-turn/--no-first-turn", help="First user turn only, as most benchmarks read chat logs.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document on stdout.")]
 DtypeOption = Annotated[
@@ -137,6 +147,7 @@ def analyze(
             help="ngram[:min=2,max=4], suffix, draft:MODEL, pard:MODEL, eagle:MODEL, eagle3:MODEL, mtp, medusa:MODEL, "
             "mlp:MODEL, dflash:MODEL, early-exit:layers=N, hybrid:suffix+draft:MODEL, python:MODULE:CLASS; "
             "may be repeated. Default: ngram and suffix.",
+            autocompletion=completion.drafters,
         ),
     ] = None,
     ladder: Annotated[
@@ -152,6 +163,7 @@ def analyze(
             "--temperature",
             help="One or more, such as 0,0.7; or log: each row's own, with its other sampling settings. Default: 0; of "
             "logged answers, what their rows say where they agree.",
+            autocompletion=completion.temperatures,
         ),
     ] = None,
     top_p: Annotated[float, typer.Option("--top-p", help="Sample from the likeliest tokens of this share.")] = 1.0,
@@ -181,6 +193,7 @@ def analyze(
         typer.Option(
             "--engine",
             help="Whose rules: vllm, vllm@0.30, vllm-v1, vllm-v2, sglang, tensorrt-llm, hf, llama.cpp.",
+            autocompletion=completion.engines,
         ),
     ] = defaults.ENGINE,
     draft_sampling: Annotated[
@@ -207,7 +220,7 @@ def analyze(
         str | None,
         typer.Option("--group-by", help="A column of the log to break results down by. Default: the source file."),
     ] = None,
-    dedupe: Annotated[bool, typer.Option("--dedupe", help="Keep only the first of equal prompts.")] = False,
+    dedupe: Annotated[bool, typer.Option("--dedupe/--no-dedupe", help="Keep only the first of equal prompts.")] = False,
     max_prompts: Annotated[int | None, typer.Option("--max-prompts", help="Use only the first N prompts.")] = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", help="Longest response to generate.")
@@ -309,7 +322,11 @@ def recommend(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option("--gpu", help="Predict the cost on this GPU, which need not be here: h100, a100-40gb, rtx4090."),
+        typer.Option(
+            "--gpu",
+            help="Predict the cost on this GPU, which need not be here: h100, a100-40gb, rtx4090.",
+            autocompletion=completion.gpus,
+        ),
     ] = None,
     devices: Annotated[
         int | None, typer.Option("--tp", help="How many of --gpu share the target. Default: 1.", show_default=False)
@@ -322,7 +339,10 @@ def recommend(
         ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="Must be the engine that was replayed; checked.")
+        str | None,
+        typer.Option(
+            "--engine", help="Must be the engine that was replayed; checked.", autocompletion=completion.engines
+        ),
     ] = None,
     target: Annotated[
         str | None, typer.Option("--target", help="The target to time or predict. Default: the run's own.")
@@ -388,8 +408,19 @@ def recommend(
 
 @app.command()
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A run that analyze wrote: before.", show_default=False)],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another one: after.", show_default=False)],
+    a: Annotated[
+        Path,
+        typer.Argument(
+            metavar="A",
+            help="A run that analyze wrote: before.",
+            show_default=False,
+            autocompletion=completion.runs,
+        ),
+    ],
+    b: Annotated[
+        Path,
+        typer.Argument(metavar="B", help="Another one: after.", show_default=False, autocompletion=completion.runs),
+    ],
     force: Annotated[
         bool, typer.Option("--force", help="Compare although workload, target, template or engine rules differ.")
     ] = False,
@@ -410,10 +441,7 @@ def compare(
 
 @app.command()
 def gate(
-    run_file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RUN]", help="A run that analyze wrote. Default: the last one.", show_default=False),
-    ] = None,
+    run_file: RunArgument = None,
     min_acceptance_length: Annotated[
         float | None, typer.Option("--min-acceptance-length", help="Least mean acceptance length, as vLLM counts it.")
     ] = None,
@@ -433,7 +461,12 @@ def gate(
         ),
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option("--baseline", help="The run to hold this one against, paired by prompt.")
+        Path | None,
+        typer.Option(
+            "--baseline",
+            help="The run to hold this one against, paired by prompt.",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     drafter: Annotated[
         str | None,
@@ -544,7 +577,10 @@ def calibrate(
     model: Annotated[
         str | None, typer.Option("--model", help="The target that was measured: a name, or a folder with config.json.")
     ] = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="What it ran on, such as h200, or cpu.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", help="What it ran on, such as h200, or cpu.", autocompletion=completion.gpus),
+    ] = None,
     tp: Annotated[int, typer.Option("--tp", help="Over how many of them each layer was split.")] = 1,
     dtype: Annotated[
         str | None,
@@ -562,6 +598,7 @@ def calibrate(
             "--drafter",
             help="A drafter that the cost file is to have beside ngram, suffix and those of the points: draft:MODEL, "
             "eagle3 and so on; may be repeated.",
+            autocompletion=completion.drafters,
         ),
     ] = None,
     server: Annotated[
@@ -686,7 +723,11 @@ def export(
 def schema(
     name: Annotated[
         str | None,
-        typer.Argument(help="The kind of document, such as run. Default: list them.", show_default=False),
+        typer.Argument(
+            help="The kind of document, such as run. Default: list them.",
+            show_default=False,
+            autocompletion=completion.document_names,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -705,6 +746,7 @@ def schema(
 
 @app.command()
 def doctor(
+    ctx: typer.Context,
     network: Annotated[bool, typer.Option("--network", help="Also ask whether the Hugging Face Hub answers.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -712,7 +754,8 @@ def doctor(
     from specprobe.doctor import examine
     from specprobe.progress import OnStderr
 
-    checkup = examine(OnStderr(), network=network)
+    group = ctx.find_root().command
+    checkup = examine(OnStderr(), network=network, defaults=describe_defaults(group, Path.cwd()))
     if as_json:
         _print_json(checkup.to_json())
     else:
