@@ -74,7 +74,7 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
         engine_profile=profile.name,
         settings=_settings_record(options, profile, sources, samplings, max_model_len),
         responses=tuple(
-            _responses_record(trajectories, temperature, origin.mode)
+            _responses_record(trajectories, temperature, origin, include_text=options.include_text)
             for trajectories, temperature in zip(sources.sets, origin.temperatures, strict=True)
         ),
         results=tuple(sorted(results, key=lambda r: (origin.temperatures.index(r.temperature), r.adoption))),
@@ -137,12 +137,14 @@ def _drafter_specs(options: AnalyzeOptions, profile: Profile) -> tuple[str, ...]
     return options.drafters or tuple(name for name in DEFAULT_DRAFTERS if name in profile.drafters)
 
 
-def _responses_record(found: TrajectorySet, temperature: float, source: str) -> ResponseRecord:
+def _responses_record(
+    found: TrajectorySet, temperature: float, origin: Origin, *, include_text: bool
+) -> ResponseRecord:
     works = found.trajectories
     groups = tuple(trajectory.group for trajectory in works)
     return ResponseRecord(
         temperature=temperature,
-        source=source,
+        source=origin.mode,
         ids=tuple(trajectory.id for trajectory in works),
         prompt_tokens=np.array([trajectory.prompt_ids.size for trajectory in works], dtype=np.int32),
         output_tokens=np.array([trajectory.output_ids.size for trajectory in works], dtype=np.int32),
@@ -151,6 +153,9 @@ def _responses_record(found: TrajectorySet, temperature: float, source: str) -> 
         groups=groups if any(groups) else None,
         entropy=summarize_entropy([t.entropy for t in works if t.entropy is not None]),
         looping=sum(is_degenerate_loop(trajectory.output_ids) for trajectory in works),
+        texts=tuple((origin.tokenizer.decode(t.prompt_ids), origin.tokenizer.decode(t.output_ids)) for t in works)
+        if include_text and origin.tokenizer is not None
+        else None,
     )
 
 
@@ -270,6 +275,13 @@ def _all_notices(
     if options.read.group_by is not None and not any(t.group for found in sources.sets for t in found.trajectories):
         notices.append(
             Notice("no_groups", "--group-by: the column is there, but holds no text or number that could be a label")
+        )
+    if options.include_text and sources.origin.tokenizer is None:
+        notices.append(
+            Notice(
+                "text_not_known",
+                "--include-text: rows of token ids have no text without a tokenizer; name it with --tokenizer",
+            )
         )
     if options.samples > 1 and not any(sources.origin.temperatures):
         notices.append(Notice("samples_without_temperature", "--samples: at temperature 0 every response is the same"))

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -240,6 +241,12 @@ def analyze(
             help="Requests in flight: suffix decoding's shared tree sees their tokens interleaved.",
         ),
     ] = 1,
+    include_text: Annotated[
+        bool,
+        typer.Option(
+            "--include-text", help="Put prompts and responses themselves into the run. Default: no text anywhere."
+        ),
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the run to this file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -282,6 +289,7 @@ def analyze(
         batch_size=batch_size,
         seed=seed,
         in_flight=in_flight,
+        include_text=include_text,
         read=ReadOptions(
             format=format_name,
             prompt_field=prompt_field,
@@ -297,7 +305,7 @@ def analyze(
     summary = summarize_run(run)
     document = dump_document(run_document(run, summary))
     try:
-        keep_run(document, out)
+        keep_run(document, out, has_text=run.has_text)
     finally:
         # The answer is shown even where it cannot be kept, and kept even where nobody reads it to the end.
         if as_json:
@@ -768,12 +776,12 @@ def doctor(
 
 @app.command()
 def clean(as_json: JsonOption = False) -> None:
-    """Remove the responses kept in .specprobe/trajectories, and what killed runs left behind; runs stay."""
+    """Remove what holds text in .specprobe: responses, runs with --include-text, what killed runs left. Others stay."""
+    from specprobe.run_files import remove_texts
     from specprobe.scratch import remove_abandoned
     from specprobe.store import clear
 
-    (files, freed_bytes), (left_files, left_bytes) = clear(), remove_abandoned()
-    files, freed_bytes = files + left_files, freed_bytes + left_bytes
+    files, freed_bytes = map(sum, zip(clear(), remove_abandoned(), remove_texts(), strict=True))
     if as_json:
         _print_json({"schema": "specprobe.clean/1", "files": files, "bytes": freed_bytes})
     else:
@@ -820,14 +828,24 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.filename is None:
             _stop_writing()
         return _fail(
-            f"unexpected {type(error).__name__}: {error}; a damaged file or a fault of specprobe: "
-            "set SPECPROBE_TRACEBACK=1 and report what it shows"
+            f"unexpected {_described(error)}; a damaged file or a fault of specprobe: set SPECPROBE_TRACEBACK=1 and "
+            "report what it shows, which may hold text of your log"
         )
 
 
 def _fail(message: str) -> int:
     _error(message)
     return MUST_CHANGE
+
+
+def _described(error: Exception) -> str:
+    """Kind and place: the messages of libraries quote what they could not read, which may be a prompt."""
+    if isinstance(error, OSError):
+        return f"{type(error).__name__}: {error}"
+    frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [f" in {path.name}:{line}" for path, line in frames if path.is_relative_to(Path(__file__).parent)]
+    place = own[-1] if own else ""
+    return f"{type(error).__name__}{place}"
 
 
 def _stop_writing() -> None:
