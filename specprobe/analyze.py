@@ -36,7 +36,7 @@ DEFAULT_DRAFTERS = ("ngram", "suffix")
 def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | None = None) -> Run:
     """Read prompts, get responses, replay every drafter over them. Responses are kept in `store` as they finish."""
     profile = resolve_profile(options.engine)
-    drafters = _drafters(options, profile)
+    drafters = planned_drafters(options, profile)
     workload = read_workload(options.prompts, **asdict(options.read))
     model_free = all(is_model_free(drafter) for drafter in drafters)
     origin = open_origin(options, profile, workload.prompts, stages, model_free=model_free)
@@ -108,7 +108,8 @@ def _distribution(origin: Origin) -> TargetDistribution | None:
     return TargetDistribution(origin.target, origin.profile.processing)
 
 
-def _drafters(options: AnalyzeOptions, profile: Profile) -> list[Parsed]:
+def planned_drafters(options: AnalyzeOptions, profile: Profile) -> list[Parsed]:
+    """The drafters to replay, as named or by default. Raises SpecprobeError for what the engine does not offer."""
     drafters = [parse_drafter(spec, profile) for spec in _drafter_specs(options, profile)]
     if not drafters:
         raise SpecprobeError(

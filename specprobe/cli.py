@@ -22,6 +22,8 @@ from specprobe.errors import SpecprobeError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from specprobe.plan import Plan
+
 # Below it tables lose whole columns.
 NARROWEST = 20
 GATE_FAILED = 1
@@ -97,6 +99,9 @@ DtypeOption = Annotated[
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cuda, mps or cpu. Default: the best there is.")]
 
 
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be done, for how long and in how much memory; do nothing.")
+]
 TrustOption = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a model. Default: never.")
 ]
@@ -248,6 +253,7 @@ def analyze(
         ),
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the run to this file.")] = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Replay drafters over a prompt log: acceptance by position, tokens per round by depth, curves."""
@@ -299,6 +305,11 @@ def analyze(
             group_by=group_by,
         ),
     )
+    if dry_run:
+        from specprobe.dry_run import plan_analyze
+
+        _print_plan(plan_analyze(options, OnStderr(), TrajectoryStore()), as_json=as_json)
+        return
     if out is not None:
         check_out(out)
     run = run_analyze(options, OnStderr(), TrajectoryStore())
@@ -381,6 +392,7 @@ def recommend(
         Path | None,
         typer.Option("--trace", help="When requests come: the times of a trace in Mooncake, Azure or BurstGPT form."),
     ] = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """The verdict for a concurrency: speculate or not, with which drafter and how many draft tokens."""
@@ -394,16 +406,32 @@ def recommend(
     cost_options = CostOptions(
         file=cost, gpu=gpu, devices=devices, target=target, dtype=dtype, device=device, remeasure=remeasure
     )
+    concurrencies = None if concurrency is None else _numbers(concurrency, "--concurrency", int)
+    arrivals = None if rate is None and trace is None else ArrivalOptions(rate, trace)
+    if dry_run:
+        from specprobe.dry_run import plan_recommend
+
+        plan = plan_recommend(
+            run,
+            concurrencies=concurrencies,
+            temperature=temperature,
+            engine=engine,
+            cost_options=cost_options,
+            arrivals=arrivals,
+            stages=OnStderr(),
+        )
+        _print_plan(plan, as_json=as_json)
+        return
     advice = advise(
         run,
-        concurrencies=None if concurrency is None else _numbers(concurrency, "--concurrency", int),
+        concurrencies=concurrencies,
         temperature=temperature,
         engine=engine,
         cost_options=cost_options,
         stages=OnStderr(),
         prefer=prefer.value,
         gpu_price=gpu_price,
-        arrivals=None if rate is None and trace is None else ArrivalOptions(rate, trace),
+        arrivals=arrivals,
     )
     if as_json:
         _print_json(advice.to_json())
@@ -873,6 +901,15 @@ def _print_json(document: dict[str, Any]) -> None:
     from specprobe.documents import dump_document
 
     print(dump_document(document))
+
+
+def _print_plan(plan: Plan, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(plan.to_json())
+        return
+    from specprobe.plan_report import render_plan
+
+    _print(render_plan(plan))
 
 
 def _warn_on_stderr(notices: Sequence[Any]) -> None:

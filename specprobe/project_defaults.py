@@ -10,7 +10,6 @@ import json
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +165,10 @@ def _value(option: Option, value: Any) -> Any:
         return _numbers(value, of_one=option.kind is float)
     if option.flag == "chat-template-kwargs" and isinstance(value, dict):
         return _as_json(value)
-    if issubclass(option.kind, StrEnum) and value not in list(option.kind):
-        raise TypeError(f"must be one of {', '.join(option.kind)}")
+    # The words of an enumeration.
+    choices = tuple(getattr(option.kind, "__members__", ()))
+    if choices and value not in choices:
+        raise TypeError(f"must be one of {', '.join(choices)}")
     return READERS.get(option.kind, _text)(value)
 
 
@@ -193,6 +194,12 @@ def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise TypeError("must be text")
     return value
+
+
+def _choice(value: Any, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise TypeError(f"must be one of {', '.join(choices)}")
+    return str(value)
 
 
 def _texts(value: Any) -> list[str]:
