@@ -92,6 +92,43 @@ def advise(
     """
     if gpu_price is not None and not 0 < gpu_price <= MOST_DOLLARS:
         raise SpecprobeError(f"--gpu-price {gpu_price:g}: dollars for an hour of one GPU, above 0")
+    concurrencies, temperature, batches = check_request(
+        run, concurrencies, temperature, engine, cost_options=cost_options, arrivals=arrivals
+    )
+    cost = find_cost(run, cost_options, batches, run.responses_at(temperature), stages)
+    traffics = [Traffic(concurrency) for concurrency in dict.fromkeys(concurrencies)]
+    arrival_notices: tuple[Notice, ...] = ()
+    if arrivals is not None:
+        seconds, arrival_notices = arrivals.seconds(len(run.responses_at(temperature).ids))
+        traffics = [Traffic(arrival_seconds=seconds)]
+    dollars = None if gpu_price is None else gpu_price * _devices(cost, cost_options)
+    found = [
+        recommend(run, value, cost, traffics, prefer=prefer, dollars_per_hour=dollars)
+        for value in (temperature, *(other for other in _decidable(run) if other != temperature))
+    ]
+    asked = found[0]
+    # What limits a verdict at another temperature limits where it turns.
+    notices = dict.fromkeys((*_other_target(run, cost_options), *asked.notices, *arrival_notices))
+    for other in found[1:]:
+        at = f"temperature {other.temperature:g}: "
+        notices.update(dict.fromkeys(n if n in notices else replace(n, message=at + n.message) for n in other.notices))
+    same_requests = not run.settings.get("temperatures_from_log")
+    return Advice(replace(asked, notices=tuple(notices)), by_temperature(found, same_requests=same_requests))
+
+
+def check_request(
+    run: Run,
+    concurrencies: Sequence[int] | None,
+    temperature: float | None,
+    engine: str | None,
+    *,
+    cost_options: CostOptions,
+    arrivals: ArrivalOptions | None,
+) -> tuple[Sequence[int], float, list[int]]:
+    """What is decided: the concurrencies, the temperature, and the batches that a cost is needed of.
+
+    Raises SpecprobeError for what the run cannot answer.
+    """
     if arrivals is not None and concurrencies is not None:
         raise SpecprobeError("--concurrency: with --rate or --trace requests come by the clock; leave one out")
     concurrencies = (1,) if concurrencies is None else concurrencies
@@ -116,25 +153,7 @@ def advise(
     batches = sorted(set(concurrencies))
     if arrivals is not None:
         batches = list(PREDICTED_ARRIVAL_BATCHES if cost_options.gpu else TIMED_ARRIVAL_BATCHES)
-    cost = find_cost(run, cost_options, batches, run.responses_at(temperature), stages)
-    traffics = [Traffic(concurrency) for concurrency in dict.fromkeys(concurrencies)]
-    arrival_notices: tuple[Notice, ...] = ()
-    if arrivals is not None:
-        seconds, arrival_notices = arrivals.seconds(len(run.responses_at(temperature).ids))
-        traffics = [Traffic(arrival_seconds=seconds)]
-    dollars = None if gpu_price is None else gpu_price * _devices(cost, cost_options)
-    found = [
-        recommend(run, value, cost, traffics, prefer=prefer, dollars_per_hour=dollars)
-        for value in (temperature, *(other for other in _decidable(run) if other != temperature))
-    ]
-    asked = found[0]
-    # What limits a verdict at another temperature limits where it turns.
-    notices = dict.fromkeys((*_other_target(run, cost_options), *asked.notices, *arrival_notices))
-    for other in found[1:]:
-        at = f"temperature {other.temperature:g}: "
-        notices.update(dict.fromkeys(n if n in notices else replace(n, message=at + n.message) for n in other.notices))
-    same_requests = not run.settings.get("temperatures_from_log")
-    return Advice(replace(asked, notices=tuple(notices)), by_temperature(found, same_requests=same_requests))
+    return concurrencies, temperature, batches
 
 
 def _other_target(run: Run, options: CostOptions) -> list[Notice]:

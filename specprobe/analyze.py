@@ -36,7 +36,7 @@ DEFAULT_DRAFTERS = ("ngram", "suffix")
 def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | None = None) -> Run:
     """Read prompts, get responses, replay every drafter over them. Responses are kept in `store` as they finish."""
     profile = resolve_profile(options.engine)
-    drafters = _drafters(options, profile)
+    drafters = planned_drafters(options, profile)
     workload = read_workload(options.prompts, **asdict(options.read))
     model_free = all(is_model_free(drafter) for drafter in drafters)
     origin = open_origin(options, profile, workload.prompts, stages, model_free=model_free)
@@ -74,7 +74,7 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
         engine_profile=profile.name,
         settings=_settings_record(options, profile, sources, samplings, max_model_len),
         responses=tuple(
-            _responses_record(trajectories, temperature, origin.mode)
+            _responses_record(trajectories, temperature, origin, include_text=options.include_text)
             for trajectories, temperature in zip(sources.sets, origin.temperatures, strict=True)
         ),
         results=tuple(sorted(results, key=lambda r: (origin.temperatures.index(r.temperature), r.adoption))),
@@ -108,7 +108,8 @@ def _distribution(origin: Origin) -> TargetDistribution | None:
     return TargetDistribution(origin.target, origin.profile.processing)
 
 
-def _drafters(options: AnalyzeOptions, profile: Profile) -> list[Parsed]:
+def planned_drafters(options: AnalyzeOptions, profile: Profile) -> list[Parsed]:
+    """The drafters to replay, as named or by default. Raises SpecprobeError for what the engine does not offer."""
     drafters = [parse_drafter(spec, profile) for spec in _drafter_specs(options, profile)]
     if not drafters:
         raise SpecprobeError(
@@ -137,12 +138,14 @@ def _drafter_specs(options: AnalyzeOptions, profile: Profile) -> tuple[str, ...]
     return options.drafters or tuple(name for name in DEFAULT_DRAFTERS if name in profile.drafters)
 
 
-def _responses_record(found: TrajectorySet, temperature: float, source: str) -> ResponseRecord:
+def _responses_record(
+    found: TrajectorySet, temperature: float, origin: Origin, *, include_text: bool
+) -> ResponseRecord:
     works = found.trajectories
     groups = tuple(trajectory.group for trajectory in works)
     return ResponseRecord(
         temperature=temperature,
-        source=source,
+        source=origin.mode,
         ids=tuple(trajectory.id for trajectory in works),
         prompt_tokens=np.array([trajectory.prompt_ids.size for trajectory in works], dtype=np.int32),
         output_tokens=np.array([trajectory.output_ids.size for trajectory in works], dtype=np.int32),
@@ -151,6 +154,9 @@ def _responses_record(found: TrajectorySet, temperature: float, source: str) -> 
         groups=groups if any(groups) else None,
         entropy=summarize_entropy([t.entropy for t in works if t.entropy is not None]),
         looping=sum(is_degenerate_loop(trajectory.output_ids) for trajectory in works),
+        texts=tuple((origin.tokenizer.decode(t.prompt_ids), origin.tokenizer.decode(t.output_ids)) for t in works)
+        if include_text and origin.tokenizer is not None
+        else None,
     )
 
 
@@ -270,6 +276,13 @@ def _all_notices(
     if options.read.group_by is not None and not any(t.group for found in sources.sets for t in found.trajectories):
         notices.append(
             Notice("no_groups", "--group-by: the column is there, but holds no text or number that could be a label")
+        )
+    if options.include_text and sources.origin.tokenizer is None:
+        notices.append(
+            Notice(
+                "text_not_known",
+                "--include-text: rows of token ids have no text without a tokenizer; name it with --tokenizer",
+            )
         )
     if options.samples > 1 and not any(sources.origin.temperatures):
         notices.append(Notice("samples_without_temperature", "--samples: at temperature 0 every response is the same"))

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -14,11 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from specprobe import __version__, defaults
+from specprobe import __version__, completion, defaults
+from specprobe.command_group import CommandGroup, describe_defaults
 from specprobe.errors import SpecprobeError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from specprobe.plan import Plan
 
 # Below it tables lose whole columns.
 NARROWEST = 20
@@ -34,6 +38,7 @@ UsageError: type[Any] = typer.BadParameter.__mro__[1]
 ClickException: type[Any] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -71,12 +76,20 @@ PromptsArgument = Annotated[
 ]
 RunArgument = Annotated[
     Path | None,
-    typer.Argument(metavar="[RUN]", help="A run that analyze wrote. Default: the last one.", show_default=False),
+    typer.Argument(
+        metavar="[RUN]",
+        help="A run that analyze wrote. Default: the last one.",
+        show_default=False,
+        autocompletion=completion.runs,
+    ),
 ]
-FormatOption = Annotated[str | None, typer.Option("--format", help="Force a row format instead of detecting it.")]
+FormatOption = Annotated[
+    str | None,
+    typer.Option("--format", help="Force a row format instead of detecting it.", autocompletion=completion.formats),
+]
 FieldOption = Annotated[str | None, typer.Option("--prompt-field", help="The column that holds the prompt.")]
 FirstTurnOption = Annotated[
-    bool, typer.Option("--first-turn", help="First user turn only, as most benchmarks read chat logs.")
+    bool, typer.Option("--first-turn/--no-first-turn", help="First user turn only, as most benchmarks read chat logs.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document on stdout.")]
 DtypeOption = Annotated[
@@ -86,6 +99,9 @@ DtypeOption = Annotated[
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cuda, mps or cpu. Default: the best there is.")]
 
 
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be done, for how long and in how much memory; do nothing.")
+]
 TrustOption = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a model. Default: never.")
 ]
@@ -137,6 +153,7 @@ def analyze(
             help="ngram[:min=2,max=4], suffix, draft:MODEL, pard:MODEL, eagle:MODEL, eagle3:MODEL, mtp, medusa:MODEL, "
             "mlp:MODEL, dflash:MODEL, early-exit:layers=N, hybrid:suffix+draft:MODEL, python:MODULE:CLASS; "
             "may be repeated. Default: ngram and suffix.",
+            autocompletion=completion.drafters,
         ),
     ] = None,
     ladder: Annotated[
@@ -152,6 +169,7 @@ def analyze(
             "--temperature",
             help="One or more, such as 0,0.7; or log: each row's own, with its other sampling settings. Default: 0; of "
             "logged answers, what their rows say where they agree.",
+            autocompletion=completion.temperatures,
         ),
     ] = None,
     top_p: Annotated[float, typer.Option("--top-p", help="Sample from the likeliest tokens of this share.")] = 1.0,
@@ -181,6 +199,7 @@ def analyze(
         typer.Option(
             "--engine",
             help="Whose rules: vllm, vllm@0.30, vllm-v1, vllm-v2, sglang, tensorrt-llm, hf, llama.cpp.",
+            autocompletion=completion.engines,
         ),
     ] = defaults.ENGINE,
     draft_sampling: Annotated[
@@ -207,7 +226,7 @@ def analyze(
         str | None,
         typer.Option("--group-by", help="A column of the log to break results down by. Default: the source file."),
     ] = None,
-    dedupe: Annotated[bool, typer.Option("--dedupe", help="Keep only the first of equal prompts.")] = False,
+    dedupe: Annotated[bool, typer.Option("--dedupe/--no-dedupe", help="Keep only the first of equal prompts.")] = False,
     max_prompts: Annotated[int | None, typer.Option("--max-prompts", help="Use only the first N prompts.")] = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", help="Longest response to generate.")
@@ -227,7 +246,14 @@ def analyze(
             help="Requests in flight: suffix decoding's shared tree sees their tokens interleaved.",
         ),
     ] = 1,
+    include_text: Annotated[
+        bool,
+        typer.Option(
+            "--include-text", help="Put prompts and responses themselves into the run. Default: no text anywhere."
+        ),
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the run to this file.")] = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Replay drafters over a prompt log: acceptance by position, tokens per round by depth, curves."""
@@ -269,6 +295,7 @@ def analyze(
         batch_size=batch_size,
         seed=seed,
         in_flight=in_flight,
+        include_text=include_text,
         read=ReadOptions(
             format=format_name,
             prompt_field=prompt_field,
@@ -278,13 +305,18 @@ def analyze(
             group_by=group_by,
         ),
     )
+    if dry_run:
+        from specprobe.dry_run import plan_analyze
+
+        _print_plan(plan_analyze(options, OnStderr(), TrajectoryStore()), as_json=as_json)
+        return
     if out is not None:
         check_out(out)
     run = run_analyze(options, OnStderr(), TrajectoryStore())
     summary = summarize_run(run)
     document = dump_document(run_document(run, summary))
     try:
-        keep_run(document, out)
+        keep_run(document, out, has_text=run.has_text)
     finally:
         # The answer is shown even where it cannot be kept, and kept even where nobody reads it to the end.
         if as_json:
@@ -309,7 +341,11 @@ def recommend(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option("--gpu", help="Predict the cost on this GPU, which need not be here: h100, a100-40gb, rtx4090."),
+        typer.Option(
+            "--gpu",
+            help="Predict the cost on this GPU, which need not be here: h100, a100-40gb, rtx4090.",
+            autocompletion=completion.gpus,
+        ),
     ] = None,
     devices: Annotated[
         int | None, typer.Option("--tp", help="How many of --gpu share the target. Default: 1.", show_default=False)
@@ -322,7 +358,10 @@ def recommend(
         ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="Must be the engine that was replayed; checked.")
+        str | None,
+        typer.Option(
+            "--engine", help="Must be the engine that was replayed; checked.", autocompletion=completion.engines
+        ),
     ] = None,
     target: Annotated[
         str | None, typer.Option("--target", help="The target to time or predict. Default: the run's own.")
@@ -353,6 +392,7 @@ def recommend(
         Path | None,
         typer.Option("--trace", help="When requests come: the times of a trace in Mooncake, Azure or BurstGPT form."),
     ] = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """The verdict for a concurrency: speculate or not, with which drafter and how many draft tokens."""
@@ -366,16 +406,32 @@ def recommend(
     cost_options = CostOptions(
         file=cost, gpu=gpu, devices=devices, target=target, dtype=dtype, device=device, remeasure=remeasure
     )
+    concurrencies = None if concurrency is None else _numbers(concurrency, "--concurrency", int)
+    arrivals = None if rate is None and trace is None else ArrivalOptions(rate, trace)
+    if dry_run:
+        from specprobe.dry_run import plan_recommend
+
+        plan = plan_recommend(
+            run,
+            concurrencies=concurrencies,
+            temperature=temperature,
+            engine=engine,
+            cost_options=cost_options,
+            arrivals=arrivals,
+            stages=OnStderr(),
+        )
+        _print_plan(plan, as_json=as_json)
+        return
     advice = advise(
         run,
-        concurrencies=None if concurrency is None else _numbers(concurrency, "--concurrency", int),
+        concurrencies=concurrencies,
         temperature=temperature,
         engine=engine,
         cost_options=cost_options,
         stages=OnStderr(),
         prefer=prefer.value,
         gpu_price=gpu_price,
-        arrivals=None if rate is None and trace is None else ArrivalOptions(rate, trace),
+        arrivals=arrivals,
     )
     if as_json:
         _print_json(advice.to_json())
@@ -388,8 +444,19 @@ def recommend(
 
 @app.command()
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A run that analyze wrote: before.", show_default=False)],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another one: after.", show_default=False)],
+    a: Annotated[
+        Path,
+        typer.Argument(
+            metavar="A",
+            help="A run that analyze wrote: before.",
+            show_default=False,
+            autocompletion=completion.runs,
+        ),
+    ],
+    b: Annotated[
+        Path,
+        typer.Argument(metavar="B", help="Another one: after.", show_default=False, autocompletion=completion.runs),
+    ],
     force: Annotated[
         bool, typer.Option("--force", help="Compare although workload, target, template or engine rules differ.")
     ] = False,
@@ -410,10 +477,7 @@ def compare(
 
 @app.command()
 def gate(
-    run_file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RUN]", help="A run that analyze wrote. Default: the last one.", show_default=False),
-    ] = None,
+    run_file: RunArgument = None,
     min_acceptance_length: Annotated[
         float | None, typer.Option("--min-acceptance-length", help="Least mean acceptance length, as vLLM counts it.")
     ] = None,
@@ -433,7 +497,12 @@ def gate(
         ),
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option("--baseline", help="The run to hold this one against, paired by prompt.")
+        Path | None,
+        typer.Option(
+            "--baseline",
+            help="The run to hold this one against, paired by prompt.",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     drafter: Annotated[
         str | None,
@@ -544,7 +613,10 @@ def calibrate(
     model: Annotated[
         str | None, typer.Option("--model", help="The target that was measured: a name, or a folder with config.json.")
     ] = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="What it ran on, such as h200, or cpu.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", help="What it ran on, such as h200, or cpu.", autocompletion=completion.gpus),
+    ] = None,
     tp: Annotated[int, typer.Option("--tp", help="Over how many of them each layer was split.")] = 1,
     dtype: Annotated[
         str | None,
@@ -562,6 +634,7 @@ def calibrate(
             "--drafter",
             help="A drafter that the cost file is to have beside ngram, suffix and those of the points: draft:MODEL, "
             "eagle3 and so on; may be repeated.",
+            autocompletion=completion.drafters,
         ),
     ] = None,
     server: Annotated[
@@ -686,7 +759,11 @@ def export(
 def schema(
     name: Annotated[
         str | None,
-        typer.Argument(help="The kind of document, such as run. Default: list them.", show_default=False),
+        typer.Argument(
+            help="The kind of document, such as run. Default: list them.",
+            show_default=False,
+            autocompletion=completion.document_names,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -705,6 +782,7 @@ def schema(
 
 @app.command()
 def doctor(
+    ctx: typer.Context,
     network: Annotated[bool, typer.Option("--network", help="Also ask whether the Hugging Face Hub answers.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -712,7 +790,8 @@ def doctor(
     from specprobe.doctor import examine
     from specprobe.progress import OnStderr
 
-    checkup = examine(OnStderr(), network=network)
+    group = ctx.find_root().command
+    checkup = examine(OnStderr(), network=network, defaults=describe_defaults(group, Path.cwd()))
     if as_json:
         _print_json(checkup.to_json())
     else:
@@ -725,12 +804,12 @@ def doctor(
 
 @app.command()
 def clean(as_json: JsonOption = False) -> None:
-    """Remove the responses kept in .specprobe/trajectories, and what killed runs left behind; runs stay."""
+    """Remove what holds text in .specprobe: responses, runs with --include-text, what killed runs left. Others stay."""
+    from specprobe.run_files import remove_texts
     from specprobe.scratch import remove_abandoned
     from specprobe.store import clear
 
-    (files, freed_bytes), (left_files, left_bytes) = clear(), remove_abandoned()
-    files, freed_bytes = files + left_files, freed_bytes + left_bytes
+    files, freed_bytes = map(sum, zip(clear(), remove_abandoned(), remove_texts(), strict=True))
     if as_json:
         _print_json({"schema": "specprobe.clean/1", "files": files, "bytes": freed_bytes})
     else:
@@ -777,14 +856,24 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.filename is None:
             _stop_writing()
         return _fail(
-            f"unexpected {type(error).__name__}: {error}; a damaged file or a fault of specprobe: "
-            "set SPECPROBE_TRACEBACK=1 and report what it shows"
+            f"unexpected {_described(error)}; a damaged file or a fault of specprobe: set SPECPROBE_TRACEBACK=1 and "
+            "report what it shows, which may hold text of your log"
         )
 
 
 def _fail(message: str) -> int:
     _error(message)
     return MUST_CHANGE
+
+
+def _described(error: Exception) -> str:
+    """Kind and place: the messages of libraries quote what they could not read, which may be a prompt."""
+    if isinstance(error, OSError):
+        return f"{type(error).__name__}: {error}"
+    frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [f" in {path.name}:{line}" for path, line in frames if path.is_relative_to(Path(__file__).parent)]
+    place = own[-1] if own else ""
+    return f"{type(error).__name__}{place}"
 
 
 def _stop_writing() -> None:
@@ -812,6 +901,15 @@ def _print_json(document: dict[str, Any]) -> None:
     from specprobe.documents import dump_document
 
     print(dump_document(document))
+
+
+def _print_plan(plan: Plan, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(plan.to_json())
+        return
+    from specprobe.plan_report import render_plan
+
+    _print(render_plan(plan))
 
 
 def _warn_on_stderr(notices: Sequence[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specprobe.cost import CostTable
 from specprobe.cost_files import read_cost_file
@@ -17,6 +18,10 @@ from specprobe.roofline import MOST_DEVICES
 from specprobe.run import ResponseRecord, Run
 from specprobe.speedup import cost_keys
 from specprobe.timings import measured_cost
+
+if TYPE_CHECKING:
+    from specprobe.measure import CostGrid
+    from specprobe.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,28 +110,56 @@ def _measured(
 ) -> CostTable:
     """Time the run's target and drafters here, or go on from timings that were kept."""
     from specprobe.causal_lm import LoadOptions
-    from specprobe.measure import check_memory, plan_grid
     from specprobe.measure_drafters import open_timed
-    from specprobe.target import load_target
 
-    recorded = run.target or {}
-    name = options.target or recorded.get("name")
+    target = load_timed(run, options, stages)
+    depth = max(acceptance.depth for acceptance in run.results)
+    grid = timed_grid(run, target, concurrencies, lengths)
+    profile = resolve_profile(run.engine_profile)
+    specs = drafter_specs(run)
+    # A user's own class is not made here: a run may come from elsewhere, and naming it would run its code.
+    parsed = [parse_drafter(spec, profile) for spec in specs if spec.partition(":")[0] in MODEL_FREE]
+    drafters = [drafter for drafter in parsed if not isinstance(drafter, ModelSpec | HybridSpec)]
+    load = LoadOptions(options.device, _dtype(run, options))
+    models = open_timed(specs, target, profile, depth, load, stages)
+    return measured_cost(target, grid, drafters, depth, stages, models=models, remeasure=options.remeasure)
+
+
+def drafter_specs(run: Run) -> list[str]:
+    """How the run's drafters were named."""
+    # The first runs did not say; they had only such as need no more than their name.
+    return list(run.settings.get("drafters") or dict.fromkeys(acceptance.drafter for acceptance in run.results))
+
+
+def timed_name(run: Run, options: CostOptions) -> str:
+    """The model to time: as asked, else the run's own. Raises SpecprobeError where neither is known."""
+    name = options.target or (run.target or {}).get("name")
     if name is None:
         raise SpecprobeError(
             "recommend: the run names no target to time; give --target MODEL to time it here, or --cost FILE"
         )
-    stages.say(f"loading {inert(name, 200)} to time its rounds on this device")
-    # An option counts; what the run recorded holds for the run's own target only.
-    dtype = options.dtype or (None if options.target else recorded.get("dtype"))
-    target = load_target(name, device=options.device, dtype=dtype)
+    return str(name)
+
+
+def timed_grid(run: Run, target: Target, concurrencies: Sequence[int], lengths: ResponseRecord) -> CostGrid:
+    """What is timed for these concurrencies; refused where the memory does not hold it."""
+    from specprobe.measure import check_memory, plan_grid
+
     depth = max(acceptance.depth for acceptance in run.results)
     grid = plan_grid(concurrencies, depth, lengths.mean_context, target.record.max_position_embeddings)
     check_memory(target, grid)
-    profile = resolve_profile(run.engine_profile)
-    # The first runs did not say how drafters were named; they had only such as need no more than their name.
-    specs = run.settings.get("drafters") or list(dict.fromkeys(acceptance.drafter for acceptance in run.results))
-    # A user's own class is not made here: a run may come from elsewhere, and naming it would run its code.
-    parsed = [parse_drafter(spec, profile) for spec in specs if spec.partition(":")[0] in MODEL_FREE]
-    drafters = [drafter for drafter in parsed if not isinstance(drafter, ModelSpec | HybridSpec)]
-    models = open_timed(specs, target, profile, depth, LoadOptions(options.device, dtype), stages)
-    return measured_cost(target, grid, drafters, depth, stages, models=models, remeasure=options.remeasure)
+    return grid
+
+
+def _dtype(run: Run, options: CostOptions) -> str | None:
+    """An option counts; what the run recorded holds for the run's own target only."""
+    return options.dtype or (None if options.target else (run.target or {}).get("dtype"))
+
+
+def load_timed(run: Run, options: CostOptions, stages: Stages) -> Target:
+    """The target that is timed."""
+    from specprobe.target import load_target
+
+    name = timed_name(run, options)
+    stages.say(f"loading {inert(name, 200)} to time its rounds on this device")
+    return load_target(name, device=options.device, dtype=_dtype(run, options))

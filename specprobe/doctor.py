@@ -9,7 +9,7 @@ import stat
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -19,8 +19,10 @@ from typing import Any, Literal
 from specprobe import __version__
 from specprobe.embedded import WHEEL, find_embedded
 from specprobe.memory import free_bytes, total_bytes
+from specprobe.notices import inert
 from specprobe.paths import cache_folder, state_folder
 from specprobe.progress import Stages
+from specprobe.project_defaults import ProjectDefaults
 from specprobe.quiet import quick_imports
 from specprobe.units import format_bytes, format_plural
 
@@ -80,8 +82,13 @@ class Checkup:
         }
 
 
-def examine(stages: Stages, *, network: bool = False) -> Checkup:
-    """Look at this machine. Only with `network` is anything outside it asked, and only whether the Hub answers."""
+def examine(
+    stages: Stages, *, network: bool = False, defaults: tuple[Sequence[ProjectDefaults], str | None] = ((), None)
+) -> Checkup:
+    """Look at this machine. Only with `network` is anything outside it asked, and only whether the Hub answers.
+
+    `defaults`: what the project's files say for each command, and what is wrong with them.
+    """
     return Checkup(
         (
             Check("specprobe", "ok", __version__),
@@ -90,6 +97,7 @@ def examine(stages: Stages, *, network: bool = False) -> Checkup:
             _memory(),
             _folder("cache", _shown_cache(), cache_folder()),
             _folder("state", ".specprobe in this folder", state_folder(), holds_text=True),
+            _project(*defaults),
             *_packages(),
             *_devices(stages),
             _embedded_target(),
@@ -141,6 +149,17 @@ def _folder(name: str, shown: str, folder: Path, *, holds_text: bool = False) ->
     if free < LITTLE_DISK:
         return Check(name, "note", found, "free some space; `specprobe clean` removes stored responses", values)
     return Check(name, "ok", found, values=values)
+
+
+def _project(defaults: Sequence[ProjectDefaults], fault: str | None) -> Check:
+    """Defaults of the working directory: the names of the options, not their values."""
+    if fault is not None:
+        return Check("defaults", "note", fault, "commands that read it stop with this error")
+    if not defaults:
+        return Check("defaults", "ok", "none; specprobe.toml in this folder would give them", values={})
+    given = {found.where: ", ".join(inert(str(key)) for key in found.values) for found in defaults}
+    told = "; ".join(f"{where} {keys}" for where, keys in given.items())
+    return Check("defaults", "ok", told, values=given)
 
 
 def _size(folder: Path) -> int:

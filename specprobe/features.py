@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 from specprobe.batches import padded_ids, windows
 from specprobe.drafters.base import known_tokens
 from specprobe.errors import SpecprobeError
-from specprobe.paths import file_errors
+from specprobe.paths import PRIVATE_FILE, file_errors
 from specprobe.target import Target
 from specprobe.trajectory import Trajectory
 
@@ -72,7 +73,7 @@ def capture_features(
     written = 0
     with contextlib.ExitStack() as stack:
         with file_errors(folder, _NOTE):
-            files = {tap: stack.enter_context(_path(folder, tap).open("wb")) for tap in taps}
+            files = {tap: stack.enter_context(open(_path(folder, tap), "wb", opener=_private)) for tap in taps}
         stack.enter_context(torch.inference_mode())
         recorded = stack.enter_context(recording(target, taps))
         for batch in (b for window in windows(lengths, _PASS_TOKENS) for b in window):
@@ -88,6 +89,11 @@ def capture_features(
                 if on_response is not None:
                     on_response(len(rows))
     return Features(folder, rows, target.text_config.hidden_size, target.model.dtype)
+
+
+def _private(path: str, flags: int) -> int:
+    """They tell what the text was."""
+    return os.open(path, flags, PRIVATE_FILE)
 
 
 class _EnoughError(Exception):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,8 @@ from typing import Any
 from specprobe.errors import SpecprobeError
 from specprobe.gate import GateSettings
 from specprobe.notices import inert
+from specprobe.project_defaults import read_table
 from specprobe.result_choice import Choice
-
-OWN_FILE = "specprobe.toml"
-PROJECT_FILE = "pyproject.toml"
 
 
 def parse_share(text: str, option: str) -> float:
@@ -38,27 +35,11 @@ def read_gate_table(folder: Path) -> dict[str, Any]:
 
     Raises SpecprobeError for a file that is not TOML, a key that is not known, and a value of another kind.
     """
-    for name, path_to_table in ((OWN_FILE, ("gate",)), (PROJECT_FILE, ("tool", "specprobe", "gate"))):
-        table: Any = _read_toml(folder / name)
-        for key in path_to_table:
-            table = table.get(key) if isinstance(table, dict) else None
-        if table is not None:
-            where = f"{name} [{'.'.join(path_to_table)}]"
-            if not isinstance(table, dict):
-                raise SpecprobeError(f"{where}: is no table; write its keys below that line")
-            return {_known_key(key, where): _value(key, value, where) for key, value in table.items()}
-    return {}
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
+    found = read_table(folder, "gate")
+    if found is None:
         return {}
-    except OSError as error:
-        raise SpecprobeError(f"{path.name}: {(error.strerror or str(error)).lower()}; check the file") from None
-    except (ValueError, RecursionError) as error:
-        raise SpecprobeError(f"{path.name}: not TOML ({inert(str(error), 80)}); mend it") from None
+    where, table = found
+    return {_known_key(key, where): _value(key, value, where) for key, value in table.items()}
 
 
 def _known_key(key: str, where: str) -> str:

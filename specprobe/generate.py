@@ -230,7 +230,7 @@ def _decode(
     target: Target, rows: Sequence[_Row], sampling: Sampling
 ) -> Iterator[tuple[int, list[tuple[int, Response]]]]:
     room = max(row.limit for row in rows)
-    forward = _Forward(target, [row.request.prompt_ids for row in rows], room)
+    forward = BatchForward(target, [row.request.prompt_ids for row in rows], room)
     draws = _draws(rows, sampling, target.device)  # [B, most new tokens]
     processors = RowProcessors([row.request.processors for row in rows], rows[0].request.rule, target.device)
     alive = list(range(len(rows)))
@@ -238,7 +238,7 @@ def _decode(
     logits = forward.prefill()
     for step in range(room):
         history = forward.history() if processors.penalizes else None
-        tokens, facts = _choose(processors, logits, sampling.temperature, draws[:, step], history)
+        tokens, facts = choose_tokens(processors, logits, sampling.temperature, draws[:, step], history)
         # One transfer a step: float32 holds every token id exactly (they are below 2^24).
         host = torch.stack((tokens.to(torch.float32), *facts)).cpu().numpy()
         if np.isnan(host).any():
@@ -261,7 +261,40 @@ def _decode(
         logits = forward.extend(tokens)
 
 
-class _Forward:
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """A batch that `generate` would write, or has: prompt lengths and limits of its rows, in tokens.
+
+    `num_kept`: responses that are stored; where that is all of them the batch does not run.
+    """
+
+    prompt_tokens: tuple[int, ...]
+    limits: tuple[int, ...]
+    num_kept: int
+
+    @property
+    def size(self) -> int:
+        """How many responses."""
+        return len(self.limits)
+
+
+def planned_batches(
+    target: Target, requests: Sequence[Request], sampling: Sampling, store: TrajectoryStore | None
+) -> list[PlannedBatch]:
+    """What `generate` would do with these requests; nothing is written."""
+    lengths = [len(r.prompt_ids) for r in requests]
+    limits = [output_limit(target, len(r.prompt_ids), sampling, r.max_new_tokens) for r in requests]
+    kept = store.open(_settings(target, sampling)) if store else None
+    planned = []
+    for batch in plan_batches(lengths, limits, sampling.batch_size):
+        keys = [requests[i].key for i in batch]
+        stored = kept.load(_digest(*(key.encode() for key in keys))) if kept else {}
+        rows = tuple(lengths[i] for i in batch), tuple(limits[i] for i in batch)
+        planned.append(PlannedBatch(*rows, sum(key in stored for key in keys)))
+    return planned
+
+
+class BatchForward:
     """The model over a batch that grows at its right end; shorter prompts are padded on the left."""
 
     def __init__(self, target: Target, prompts: Sequence[TokenIds], room: int) -> None:
@@ -320,7 +353,7 @@ class _Forward:
 
 
 @torch.inference_mode()
-def _choose(
+def choose_tokens(
     processors: RowProcessors, logits: torch.Tensor, temperature: float, draws: torch.Tensor, history: History | None
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """Tokens [B] from logits [B, V]: the largest, or the inverse of the CDF at draws [B]; their log p and the entropy.

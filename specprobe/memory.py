@@ -18,6 +18,16 @@ def free_bytes() -> int | None:
     return 1024 * int(found.group(1)) if found else None
 
 
+def used_bytes() -> int | None:
+    """What this process holds in memory now; None where the system does not say."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^VmRSS:\s+(\d+) kB", status, re.M)
+    return 1024 * int(found.group(1)) if found else None
+
+
 def total_bytes() -> int | None:
     """All that is built in; None where the system does not say."""
     try:

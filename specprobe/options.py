@@ -35,6 +35,7 @@ class AnalyzeOptions:
     settings. `processors`: what else requests ask for, where the log is not asked or does not say. `samples`:
     responses to each prompt above temperature 0. `draft_sampling`: None for what the engine offers. `tokenizer`: for
     logged text, None for the target's. `in_flight`: requests that write side by side, for what they share.
+    `include_text`: prompts and responses themselves go into the run.
     """
 
     prompts: tuple[str, ...]
@@ -55,6 +56,7 @@ class AnalyzeOptions:
     batch_size: int = defaults.BATCH_SIZE
     seed: int = 0
     in_flight: int = 1
+    include_text: bool = False
     read: ReadOptions = field(default_factory=ReadOptions)
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -45,7 +45,21 @@ def make_private_folder(folder: Path) -> Path:
         for part in [*reversed(folder.parents), folder]:
             if not part.exists():
                 part.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+                if part == state_folder():
+                    # Nothing in it is for a repository, wherever the project keeps one.
+                    write_private(part / ".gitignore", "*\n")
     return folder
+
+
+def remove_files(paths: Iterable[Path], root: Path) -> tuple[int, int]:
+    """Remove files below `root`; gives their number and their bytes."""
+    files = freed = 0
+    with file_errors(root):
+        for path in paths:
+            freed += path.lstat().st_size
+            path.unlink()
+            files += 1
+    return files, freed
 
 
 def write_private(path: Path, content: str | bytes) -> None:

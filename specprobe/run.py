@@ -22,7 +22,7 @@ class ResponseRecord:
 
     `prompts` [P]: which are to the same prompt, by number; `samples` [P]: the how-manieth to it. `groups`: the labels
     of their rows, None where there are none. `entropy`: of the target while it wrote, where known. `looping`: how many
-    end in a loop of the same tokens.
+    end in a loop of the same tokens. `texts`: prompt and response of each, only where the user asked for them.
     """
 
     temperature: float
@@ -35,6 +35,7 @@ class ResponseRecord:
     groups: tuple[str | None, ...] | None = None
     entropy: EntropySummary | None = None
     looping: int = 0
+    texts: tuple[tuple[str, str], ...] | None = None
 
     @property
     def mean_context(self) -> float:
@@ -74,6 +75,11 @@ class Run:
     def responses_at(self, temperature: float) -> ResponseRecord:
         """The responses of one of the run's temperatures."""
         return {lengths.temperature: lengths for lengths in self.responses}[temperature]
+
+    @property
+    def has_text(self) -> bool:
+        """Whether it holds what users wrote and models answered."""
+        return any(record.texts is not None for record in self.responses)
 
     @property
     def in_flight(self) -> int:

@@ -47,6 +47,7 @@ def run_document(run: Run, summary: RunSummary) -> dict[str, Any]:
                 "groups": list(lengths.groups) if lengths.groups else None,
                 "entropy": lengths.entropy.to_json() if lengths.entropy else None,
                 "looping": lengths.looping,
+                **_texts_json(lengths),
             }
             for lengths in run.responses
         ],
@@ -67,6 +68,12 @@ def load_run(path: Path) -> Run:
         return _run_from_json(document)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise SpecprobeError(f"{path}: damaged run ({type(error).__name__}: {error}); analyze again") from None
+
+
+def _texts_json(responses: ResponseRecord) -> dict[str, Any]:
+    if responses.texts is None:
+        return {}
+    return {"texts": [{"prompt": prompt, "response": response} for prompt, response in responses.texts]}
 
 
 def _result_json(run: Run, summary: ResultSummary) -> dict[str, Any]:
@@ -223,9 +230,13 @@ def _responses_from_json(entry: Mapping[str, Any]) -> ResponseRecord:
         groups=tuple(entry["groups"]) if entry.get("groups") else None,
         entropy=EntropySummary(entropy["tokens"], entropy["mean"], tuple(entropy["quartiles"])) if entropy else None,
         looping=int(entry.get("looping", 0)),
+        texts=tuple((str(text["prompt"]), str(text["response"])) for text in entry["texts"])
+        if "texts" in entry
+        else None,
     )
     sizes = {r.size for r in (record.prompt_tokens, record.output_tokens, record.prompts, record.samples)}
-    if sizes != {count} or (record.groups is not None and len(record.groups) != count) or (record.prompts < 0).any():
+    sizes |= {len(labels) for labels in (record.groups, record.texts) if labels is not None}
+    if sizes != {count} or (record.prompts < 0).any():
         raise ValueError("responses of unequal length")
     if any(type(n) is not int for key in ("prompt_tokens", "output_tokens") for n in entry[key]):
         raise ValueError("numbers of tokens that are not whole")

@@ -7,19 +7,31 @@ import time
 from pathlib import Path
 
 from specprobe.errors import SpecprobeError
-from specprobe.paths import file_errors, runs_folder, write_private
+from specprobe.paths import file_errors, remove_files, runs_folder, write_private
+
+# In the name of a run that holds prompts and responses, so that `clean` finds it.
+WITH_TEXT = "-with-text"
 
 
-def keep_run(document: str, out: Path | None) -> Path:
+def keep_run(document: str, out: Path | None, *, has_text: bool = False) -> Path:
     """Write a run to the project's folder, and to `out` where given; the file's name is the time in UTC."""
     now = time.time_ns()
     # Nanoseconds keep the order of runs that end in the same second.
-    name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now // 10**9))}-{now % 10**9:09d}.json"
-    path = runs_folder() / name
+    moment = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now // 10**9))}-{now % 10**9:09d}"
+    path = runs_folder() / f"{moment}{WITH_TEXT if has_text else ''}.json"
     write_private(path, document + "\n")
     if out is not None:
         write_private(out.resolve(), document + "\n")
     return path
+
+
+def remove_texts() -> tuple[int, int]:
+    """Remove the runs that hold prompts and responses, and what a killed process left half written.
+
+    Gives the number of files and their bytes.
+    """
+    root = runs_folder()
+    return remove_files([*root.glob(f"*{WITH_TEXT}.json"), *root.glob(".*.json.*")], root)
 
 
 def check_out(out: Path, option: str = "--out") -> None:

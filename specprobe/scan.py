@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,14 @@ ID_KEYS = ("id", "custom_id", "question_id", "task_id", "instance_id", "conversa
 
 LABEL_LENGTH = 80
 """Characters of a label that are kept: enough to tell groups apart, and a column of prose makes no endless names."""
+
+LONGEST_ID = 120
+"""Characters of an id: a longer one, or one with line ends, is a text that was put where an id belongs."""
+
+LEAST_TEXT = 16
+"""Characters from which on a word that begins a prompt or an answer is taken for its text, not for a label."""
+
+_PLAIN_NAME = re.compile(r"[\w$@./:+-]{1,40}( [\w$@./:+-]{1,20})?")
 
 ABSENT: Any = object()
 """Stands for the value of a column that a row does not have."""
@@ -115,9 +124,24 @@ class RowPrompts:
     def ids(self) -> list[str | int]:
         """The row's own id, `id#n` where the row gives several prompts, `file:line` where it has none."""
         own = own_id(self.row)
-        base = f"{self.source}:{self.line}" if own is None else own
+        has_own = own is not None and not (type(own) is str and self.begins_with(own))
+        base = own if own is not None and has_own else f"{self.source}:{self.line}"
         count = len(self.requests)
         return [base] if count == 1 else [f"{base}#{n}" for n in range(1, count + 1)]
+
+    def begins_with(self, word: str) -> bool:
+        """Whether a prompt or an answer of the row begins with this word, so that to show it would be to show text."""
+        if len(word) < LEAST_TEXT:
+            return False
+        texts: list[str] = []
+        for use in self.requests:
+            if type(use.item) is Conversation:
+                texts += [turn.text for turn in use.item.turns[: use.end]]
+            elif type(use.item) is Completion:
+                texts.append(use.item.text)
+            if use.answer is not None:
+                texts.append(use.answer.text)
+        return any(text.lstrip().startswith(word) for text in texts)
 
 
 @dataclass(slots=True)
@@ -279,8 +303,7 @@ def _article(noun: str) -> str:
 
 def _scan_contents(path: str, contents: Contents, options: ReadOptions, tally: Tally) -> Iterator[RowPrompts]:
     tally.container = contents.container
-    for row in contents.rows:
-        line, value, repaired = row
+    for line, value, repaired in contents.rows:
         tally.rows += 1
         if repaired:
             tally.repaired += 1
@@ -298,7 +321,13 @@ def _scan_contents(path: str, contents: Contents, options: ReadOptions, tally: T
             _count(tally, line, offered)
             if uses:
                 _count_uses(tally, name, uses, found)
-                yield RowPrompts(path, line, value, found, uses, _group(tally, value, options.group_by))
+                row = RowPrompts(path, line, value, found, uses, _group(tally, value, options.group_by))
+                if row.group is not None and row.begins_with(row.group):
+                    raise SpecprobeError(
+                        f"{path}:{line}: --group-by {inert(str(options.group_by))}: holds the text of prompts or "
+                        "answers, which no report shows; name a column of labels"
+                    )
+                yield row
             else:
                 tally.rows_without_prompt += 1
         elif type(found) is Skip:
@@ -346,24 +375,30 @@ def _group(tally: Tally, row: Any, column: str | None) -> str | None:
     if value is not ABSENT:
         tally.has_group_column = True
         return label(value)
-    if not tally.keys_ungrouped and type(row) is dict:
+    # Without a column that is known, the first line of a CSV may well be data.
+    if not tally.keys_ungrouped and type(row) is dict and tally.container != "csv":
         tally.keys_ungrouped = _first_keys(row)
     return None
 
 
 def _first_keys(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(str(key) for key in list(row)[:KEYS_SHOWN])
+    """Keys that are names; in a log keyed by its prompts they are text, which no message may show."""
+    return tuple(key for key in map(str, list(row)[:KEYS_SHOWN]) if _PLAIN_NAME.fullmatch(key))
 
 
 def own_id(row: Any) -> str | int | None:
-    """The id that a row brings along: the first of ID_KEYS that holds a number or a text."""
+    """The id that a row brings along: the first of ID_KEYS that holds a number or a short text."""
     if type(row) is dict:
         for key in ID_KEYS:
             if key in row:
                 value = row[key]
-                if type(value) is int or (type(value) is str and value and not value.isspace()):
+                if type(value) is int or (type(value) is str and _is_short(value)):
                     return value
     return None
+
+
+def _is_short(text: str) -> bool:
+    return 0 < len(text) <= LONGEST_ID and not text.isspace() and len(text.splitlines()) == 1
 
 
 def find_column(row: Any, name: str) -> Any:

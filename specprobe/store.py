@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specprobe.paths import PRIVATE_FILE, file_errors, trajectories_folder, write_private
+from specprobe.paths import PRIVATE_FILE, file_errors, remove_files, trajectories_folder, write_private
 from specprobe.trajectory import TokenIds, token_ids
 
 FORMAT_VERSION = 2
@@ -102,14 +102,14 @@ class SettingsStore:
 def clear(folder: Path | None = None) -> tuple[int, int]:
     """Remove every stored response; returns the number of files removed and of bytes freed."""
     root = folder or trajectories_folder()
-    files = freed = 0
     with file_errors(root):
-        for path in [*root.glob("*/*.jsonl"), *root.glob("*/settings.json")]:
-            files, freed = files + 1, freed + path.stat().st_size
-            path.unlink()
-        for part in root.glob("*"):
-            if part.is_dir() and not any(part.iterdir()):
-                part.rmdir()
+        found = sorted(root.rglob("*"), reverse=True)
+        folders = [path for path in found if path.is_dir() and not path.is_symlink()]
+    # Also what a killed process left half written.
+    files, freed = remove_files([path for path in found if path not in folders], root)
+    with file_errors(root):
+        for part in folders:
+            part.rmdir()
     return files, freed
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specprobe.cost import CostPoint, CostTable, DraftingPoint
 from specprobe.cost_files import read_drafting, read_point, read_seconds
@@ -43,8 +43,7 @@ def measured_cost(
 
     forward = forward_kind(target)
     conditions = timing_conditions(target, forward)
-    digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:16]
-    path = state_folder() / "costs" / f"{digest}.json"
+    path = _place(conditions)
     timings = None if remeasure else _read_timings(path)
     if timings is None:
         timings = _Timings((), (), measure_prefill(target), {})
@@ -88,6 +87,19 @@ def measured_cost(
         prefill_step_seconds=timings.prefill.step_seconds,
         conditions=conditions,
     )
+
+
+def kept_points(target: Target) -> tuple[CostPoint, ...] | None:
+    """What is kept of the target's rounds under the conditions of now; None where nothing is, not even a prefill."""
+    from specprobe.measure import forward_kind, timing_conditions
+
+    timings = _read_timings(_place(timing_conditions(target, forward_kind(target))))
+    return None if timings is None else timings.points
+
+
+def _place(conditions: Mapping[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:16]
+    return state_folder() / "costs" / f"{digest}.json"
 
 
 def _full_drafting(

@@ -20,7 +20,7 @@ from specprobe.tokens import Tokenizer, UnrenderableError
 from specprobe.trajectory import TokenIds, Trajectory, token_ids
 
 if TYPE_CHECKING:
-    from specprobe.generate import Generated, Progress, Request
+    from specprobe.generate import Generated, Progress, Request, Sampling
     from specprobe.store import TrajectoryStore
     from specprobe.target import Target
 
@@ -67,17 +67,11 @@ def generated_trajectories(
     that occurs several times gives one response at temperature 0, and above others for each time. `asked`: what each
     prompt asks for besides the temperature; `rule`: how the engine applies it.
     """
-    from specprobe.generate import Sampling, generate, output_limit
+    from specprobe.generate import Sampling, generate
 
     sampling = Sampling(temperature, seed, max_new_tokens, max_model_len, batch_size)
     sieve = _Sieve(target.tokenizer)
-    used = [
-        (prompt, ids, ask)
-        for prompt, ids, ask in sieve.encoded(prompts, asked)
-        if sieve.admits(prompt, "too_long" if output_limit(target, len(ids), sampling) < 1 else None)
-    ]
-    num_samples = samples if temperature > 0 else 1
-    wanted = _requests([(ids, ask) for _, ids, ask in used] * num_samples, rule, distinct_samples=temperature > 0)
+    used, wanted = _wanted(prompts, target, sampling, sieve, asked, samples, rule)
     distinct = {request.key: request for request in wanted}
     generated = generate(target, list(distinct.values()), sampling, store=store, on_progress=on_progress)
     by_key = dict(zip(distinct, generated.responses, strict=True))
@@ -103,6 +97,42 @@ def generated_trajectories(
             )
         )
     return sieve.into_set(trajectories, generated)
+
+
+def wanted_requests(
+    prompts: Sequence[Prompt],
+    target: Target,
+    sampling: Sampling,
+    *,
+    asked: Sequence[Asked] | None = None,
+    samples: int = 1,
+    rule: ProcessingRule = DEFAULT_RULE,
+) -> list[Request]:
+    """The distinct requests that `generated_trajectories` would answer."""
+    _, wanted = _wanted(prompts, target, sampling, _Sieve(target.tokenizer), asked, samples, rule)
+    return list({request.key: request for request in wanted}.values())
+
+
+def _wanted(
+    prompts: Sequence[Prompt],
+    target: Target,
+    sampling: Sampling,
+    sieve: _Sieve,
+    asked: Sequence[Asked] | None,
+    samples: int,
+    rule: ProcessingRule,
+) -> tuple[list[tuple[Prompt, TokenIds, Asked]], list[Request]]:
+    """The prompts that fit, and a request for each of them and each sample of it."""
+    from specprobe.generate import output_limit
+
+    used = [
+        (prompt, ids, ask)
+        for prompt, ids, ask in sieve.encoded(prompts, asked)
+        if sieve.admits(prompt, "too_long" if output_limit(target, len(ids), sampling) < 1 else None)
+    ]
+    is_warm = sampling.temperature > 0
+    wanted = [(ids, ask) for _, ids, ask in used] * (samples if is_warm else 1)
+    return used, _requests(wanted, rule, distinct_samples=is_warm)
 
 
 def logged_trajectories(

@@ -347,12 +347,14 @@ def test_a_full_disk_is_one_line(capsys, log, monkeypatch):
 
 def test_what_nobody_foresaw_is_one_line_too(capsys, log, monkeypatch):
     def broken(*_arguments, **_options):
-        raise ZeroDivisionError("division\nby zero")
+        raise ZeroDivisionError("division\nby secret text")
 
     monkeypatch.setattr("specprobe.analyze.replay_all", broken)
     status, _, err = run(capsys, "analyze", log)
     assert status == 2
-    assert err.splitlines()[-1].startswith("error: unexpected ZeroDivisionError: division by zero")
+    assert err.splitlines()[-1].startswith("error: unexpected ZeroDivisionError in analyze.py:")
+    # A library's message may quote the log.
+    assert "secret" not in err
     monkeypatch.setenv("SPECPROBE_TRACEBACK", "1")
     with pytest.raises(ZeroDivisionError):
         run(capsys, "analyze", log)

@@ -267,7 +267,7 @@ def test_thresholds_come_from_the_project_and_the_command_line_wins(capsys, run_
     assert (status, document["depth"], document["gates"][0]["threshold"]) == (1, 1, 9)
     status, document, _ = gate(capsys, run_file, "--min-tokens-per-round", "1.01", "--depth", "2")
     assert (status, document["depth"]) == (0, 2)
-    Path("specprobe.toml").write_text("[gate]\nmin_acceptance_length = 1.01\n[other]\nx = 1\n")
+    Path("specprobe.toml").write_text("[gate]\nmin_acceptance_length = 1.01\n[analyze]\ndepth = 1\n")
     status, document, _ = gate(capsys, run_file)
     assert (status, [one["name"] for one in document["gates"]]) == (0, ["min_acceptance_length"])
 

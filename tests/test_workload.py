@@ -259,11 +259,11 @@ def test_files_without_prompts_make_no_groups(tmp_path: Path) -> None:
 
 
 def test_a_column_that_no_usable_row_has(tmp_path: Path) -> None:
-    a = write(tmp_path / "a.jsonl", {"kind": "no prompt"}, {**ask("q"), "\x1b[31m": 1})
+    a = write(tmp_path / "a.jsonl", {"kind": "no prompt"}, {**ask("q"), "\x1b[31m": 1, "a text and no name": 2})
     b = write(tmp_path / "b.jsonl", {**ask("r"), "model": "m"})
     with pytest.raises(SpecprobeError) as caught:
         groups(a, b, group_by="kind")
-    says = r"--group-by kind: no row has that column; keys seen: prompt, \x1b[31m, model"
+    says = r"--group-by kind: no row has that column; keys seen: prompt, model"
     assert str(caught.value) == says
     bare = write(tmp_path / "c.jsonl", *[[{"role": "user", "content": "bare"}]] * 2)
     with pytest.raises(SpecprobeError, match="keys seen: none"):
