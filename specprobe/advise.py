@@ -103,7 +103,7 @@ def advise(
         traffics = [Traffic(arrival_seconds=seconds)]
     dollars = None if gpu_price is None else gpu_price * _devices(cost, cost_options)
     found = [
-        recommend(run, value, cost, traffics, prefer=prefer, dollars_per_hour=dollars)
+        recommend(run, value, cost, traffics, prefer=prefer, dollars_per_hour=dollars, stages=stages)
         for value in (temperature, *(other for other in _decidable(run) if other != temperature))
     ]
     asked = found[0]

@@ -37,7 +37,7 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
     """Read prompts, get responses, replay every drafter over them. Responses are kept in `store` as they finish."""
     profile = resolve_profile(options.engine)
     drafters = planned_drafters(options, profile)
-    workload = read_workload(options.prompts, **asdict(options.read))
+    workload = read_workload(options.prompts, **asdict(options.read), stages=stages)
     model_free = all(is_model_free(drafter) for drafter in drafters)
     origin = open_origin(options, profile, workload.prompts, stages, model_free=model_free)
     max_model_len = context_limit(options, origin.target)

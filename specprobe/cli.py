@@ -124,11 +124,12 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Say what is in a prompt log: format, rows, usable prompts, skips by reason, lengths."""
+    from specprobe.progress import OnStderr
     from specprobe.workload import inspect_workload
 
     if prompt_field == "":
         raise SpecprobeError("--prompt-field: is empty; name a column, or leave it out")
-    inspection = inspect_workload(prompts, format=format_name, prompt_field=prompt_field)
+    inspection = inspect_workload(prompts, format=format_name, prompt_field=prompt_field, stages=OnStderr())
     if as_json:
         _print_json(inspection.to_json())
     else:
@@ -312,8 +313,9 @@ def analyze(
         return
     if out is not None:
         check_out(out)
-    run = run_analyze(options, OnStderr(), TrajectoryStore())
-    summary = summarize_run(run)
+    stages = OnStderr()
+    run = run_analyze(options, stages, TrajectoryStore())
+    summary = summarize_run(run, stages)
     document = dump_document(run_document(run, summary))
     try:
         keep_run(document, out, has_text=run.has_text)
@@ -464,9 +466,10 @@ def compare(
 ) -> None:
     """What changed from run A to run B, paired by prompt, and whether these prompts can tell."""
     from specprobe.compare import compare as compare_runs
+    from specprobe.progress import OnStderr
     from specprobe.run_document import load_run
 
-    comparison = compare_runs(load_run(a), load_run(b), force=force)
+    comparison = compare_runs(load_run(a), load_run(b), force=force, stages=OnStderr())
     if as_json:
         _print_json(comparison.to_json())
     else:

@@ -40,6 +40,7 @@ from specprobe.pairing import (
     pair_results,
     pair_temperatures,
 )
+from specprobe.progress import SILENT, Stages, counting, where_long
 from specprobe.run import Run
 
 SCHEMA = "specprobe.compare/1"
@@ -54,6 +55,9 @@ MOST_NAMED = 4
 
 Floats = NDArray[np.float64]
 Standing = Literal["higher", "lower", "not significant", "too few prompts"]
+
+# Prompts times results of which contrasts may take a second or more.
+MANY_PAIRS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +182,7 @@ class Comparison:
         }
 
 
-def compare(a: Run, b: Run, *, force: bool = False, seed: int = 0) -> Comparison:
+def compare(a: Run, b: Run, *, force: bool = False, seed: int = 0, stages: Stages = SILENT) -> Comparison:
     """Every drafter that both runs have, B against A.
 
     Raises SpecprobeError for runs that are not comparable, unless `force`, and for runs without a prompt or drafter
@@ -191,7 +195,12 @@ def compare(a: Run, b: Run, *, force: bool = False, seed: int = 0) -> Comparison
         of_a = [result for result in a.results if result.temperature == temperature_a]
         of_b = [result for result in b.results if result.temperature == temperature_b]
         pairs = pair_results(of_a, of_b)
-        results += [contrast_results(one, other, prompts, seed=seed) for one, other in pairs if prompts.count]
+        told = where_long(stages, prompts.count * len(pairs) >= MANY_PAIRS)
+        with told.track("comparing", len(pairs)) as advance:
+            one_more = counting(advance, len(pairs), "results")
+            for one, other in pairs if prompts.count else []:
+                results.append(contrast_results(one, other, prompts, seed=seed))
+                one_more()
         paired = [result for pair in pairs for result in pair]
         for run, of_run in (("a", of_a), ("b", of_b)):
             left_out += [(run, r.label, r.temperature) for r in of_run if not any(r is other for other in paired)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -24,6 +25,9 @@ def render_inspection(inspection: Inspection) -> RenderableType:
         parts.append(_skips(skipped))
     parts.append(_totals(inspection))
     parts += _warnings(inspection)
+    if inspection.prompts:
+        only = shlex.quote(inspection.files[0].path) if len(inspection.files) == 1 else "PROMPTS, the same files"
+        parts.append(_text(f"Next: specprobe analyze {only}"))
     return Group(*parts)
 
 

@@ -42,6 +42,26 @@ class Silent:
         yield lambda _done, _note: None
 
 
+SILENT: Stages = Silent()
+
+
+def where_long(stages: Stages, is_long: bool) -> Stages:
+    """The stages for work that may take seconds; for work that is done before anybody reads a line, none."""
+    return stages if is_long else SILENT
+
+
+def counting(advance: Advance, total: int, unit: str) -> Callable[[], None]:
+    """A function to call after each of `total` things."""
+    done = 0
+
+    def one_more() -> None:
+        nonlocal done
+        done += 1
+        advance(done, f"{done:,}/{total:,} {unit}")
+
+    return one_more
+
+
 class OnStderr:
     """Lines and bars on stderr: a bar with its ETA on a terminal, a line at the start of a step elsewhere."""
 

@@ -169,7 +169,8 @@ def _value(option: Option, value: Any) -> Any:
     choices = tuple(getattr(option.kind, "__members__", ()))
     if choices and value not in choices:
         raise TypeError(f"must be one of {', '.join(choices)}")
-    return READERS.get(option.kind, _text)(value)
+    reader: Callable[[Any], Any] = READERS.get(option.kind, _text)
+    return reader(value)
 
 
 def _yes_no(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from specprobe.errors import SpecprobeError
 from specprobe.export import Schedule, engine_config
 from specprobe.notices import Notice, inert
 from specprobe.profiles import resolve_profile
+from specprobe.progress import SILENT, Stages, counting, where_long
 from specprobe.refusals import judged, undecidable
 from specprobe.run import ResponseRecord, Run
 from specprobe.serving import Served, Serving, Traffic
@@ -29,6 +30,10 @@ LARGEST_SCHEDULED_BATCH = 1024
 FAR_IN_FLIGHT = 4
 VerdictName = Literal["speculate", "dont", "close"]
 Preference = Literal["simple", "fast"]
+
+
+# Output tokens of all simulations together that may take a second or more.
+MANY_TOKENS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,7 @@ def recommend(
     *,
     prefer: Preference = "simple",
     dollars_per_hour: float | None = None,
+    stages: Stages = SILENT,
 ) -> Recommendation:
     """Verdicts from the replays of one of the run's temperatures.
 
@@ -116,9 +122,19 @@ def recommend(
     batches = _batches(cost)
     by_batch = [_depth_by_batch(speedup_grid(acceptance, lengths, cost, batches)) for acceptance in acceptances]
     schedules = [_rows(batches, depths) for depths in by_batch]
-    verdicts = tuple(
-        _verdict(run, acceptances, schedules, cost, lengths, traffic, prefer, undecided) for traffic in traffics
-    )
+    # Every depth of every drafter, and none, at each concurrency.
+    depths = sum(acceptance.depth for acceptance in acceptances)
+    # Of arrivals by the clock both ends of the interval are simulated, too.
+    total = sum(1 + depths * (1 if traffic.arrival_seconds is None else 3) for traffic in traffics)
+    mean_output = max(1.0, float(lengths.output_tokens.mean()))
+    requests = max(traffic.num_requests(len(lengths.ids), mean_output) for traffic in traffics)
+    told = where_long(stages, total * requests * mean_output >= MANY_TOKENS)
+    with told.track("simulating the server", total) as advance:
+        one_more = counting(advance, total, "simulations")
+        verdicts = tuple(
+            _verdict(run, acceptances, schedules, cost, lengths, traffic, prefer, undecided, one_more)
+            for traffic in traffics
+        )
     # What is scheduled and exported for all is what the first verdict to speculate wants, else the largest gain.
     leading = next((v for v in verdicts if v.verdict == "speculate"), max(verdicts, key=lambda v: v.best.speedup))
     chosen = next(i for i, acceptance in enumerate(acceptances) if is_of(acceptance, leading.best))
@@ -191,8 +207,9 @@ def _verdict(
     traffic: Traffic,
     prefer: Preference,
     undecided: Notice | None,
+    on_served: Callable[[], None],
 ) -> Verdict:
-    serving = Serving(lengths, cost, traffic)
+    serving = Serving(lengths, cost, traffic, on_served=on_served)
     plain = serving.plain()
     options = [o for a in acceptances for o in candidates(a, lengths, cost, traffic, serving, plain)]
     options.sort(key=lambda option: (-option.speedup, option.depth))

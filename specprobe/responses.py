@@ -12,7 +12,7 @@ from specprobe.notices import Notice, inert
 from specprobe.options import FROM_LOG, ONE_TEMPERATURE, AnalyzeOptions
 from specprobe.processors import PLAIN
 from specprobe.profiles import Profile
-from specprobe.progress import Advance, Stages
+from specprobe.progress import Advance, Stages, counting, where_long
 from specprobe.prompt import Prompt
 from specprobe.trajectories import TrajectorySet, generated_trajectories, logged_trajectories
 from specprobe.trajectory import TokenIds, token_ids
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from specprobe.store import TrajectoryStore
     from specprobe.target import Target
     from specprobe.tokens import Tokenizer
+
+
+# Cutting so many into tokens may take a second or more.
+MANY_PROMPTS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +183,16 @@ def _logged(origin: Origin, options: AnalyzeOptions, stages: Stages) -> Sources:
     sets, mismatches, is_of_target = [], [], True
     notices = list(origin.notices)
     for group in origin.requests.sets:
-        found = logged_trajectories(
-            group.prompts,
-            origin.tokenizer,
-            temperature=group.temperature,
-            asked=group.asked,
-            max_model_len=context_limit(options, origin.target),
-        )
+        told = where_long(stages, len(group.prompts) >= MANY_PROMPTS and origin.tokenizer is not None)
+        with told.track("cutting text into tokens", len(group.prompts)) as advance:
+            found = logged_trajectories(
+                group.prompts,
+                origin.tokenizer,
+                temperature=group.temperature,
+                asked=group.asked,
+                max_model_len=context_limit(options, origin.target),
+                on_prompt=counting(advance, len(group.prompts), "prompts"),
+            )
         if origin.target is not None and found.trajectories:
             found, measured = _scored(found, group, origin.target, origin.profile, stages)
             if measured:
@@ -203,8 +210,9 @@ def _scored(
     _check_vocabulary((ids for t in found.trajectories for ids in (t.prompt_ids, t.output_ids)), target)
     from specprobe.mismatch import measure_mismatch
 
-    stages.say(f"scoring {len(found.trajectories)} logged answers with {target.record.name}")
-    scores = target.score(found.trajectories, profile.processing)
+    count = len(found.trajectories)
+    with stages.track(f"scoring {count} logged answers with {inert(target.record.name, 200)}", count) as advance:
+        scores = target.score(found.trajectories, profile.processing, counting(advance, count, "answers"))
     scored = tuple(
         replace(t, log_probs=s.log_probs, entropy=s.entropy) for t, s in zip(found.trajectories, scores, strict=True)
     )
@@ -238,6 +246,9 @@ def _generated(
                 max_model_len=options.max_model_len,
                 batch_size=options.batch_size,
                 store=store,
+                on_prompt=counting(
+                    lambda _done, note: advance(0.0, f"{note} cut into tokens"), len(group.prompts), "prompts"
+                ),
                 on_progress=_advancing(advance),
             )
         if found.reused:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -273,16 +273,18 @@ def _answers_only_hint(keys: tuple[str, ...]) -> str | None:
 KEYS_SHOWN = 12
 
 
-def scan(source: Source, options: ReadOptions, tally: Tally) -> Iterator[RowPrompts]:
+def scan(
+    source: Source, options: ReadOptions, tally: Tally, on_read: Callable[[int], None] | None = None
+) -> Iterator[RowPrompts]:
     """Yield the rows of a source with the prompts to use of each, by the rule in `options`.
 
-    What is wrong with a source that cannot be read is told in `tally.error`.
+    What is wrong with a source that cannot be read is told in `tally.error`. `on_read`: see `open_source`.
     """
     try:
         if source.is_hub:
             yield from _scan_contents(source.name, hub_rows(source.name), options, tally)
             return
-        with open_source(source) as stream:
+        with open_source(source, on_read) as stream:
             tally.compression = stream.compression
             columns = TEXT_COLUMNS
             if options.prompt_field:

@@ -5,7 +5,7 @@ All arms serve the same requests in the same order, so that they differ by what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -90,7 +90,15 @@ class Served:
 class Serving:
     """The requests of a run under one traffic and cost; serves them with any drafter."""
 
-    def __init__(self, lengths: ResponseRecord, cost: CostTable, traffic: Traffic, seed: int = 0) -> None:
+    def __init__(
+        self,
+        lengths: ResponseRecord,
+        cost: CostTable,
+        traffic: Traffic,
+        seed: int = 0,
+        on_served: Callable[[], None] | None = None,
+    ) -> None:
+        self._on_served = on_served
         self._cost, self._traffic, self._seed = cost, traffic, seed
         self._usable = np.flatnonzero(lengths.output_tokens > 0)
         if not self._usable.size:
@@ -133,6 +141,8 @@ class Serving:
             concurrency=traffic.concurrency,
             arrivals=traffic.arrival_seconds,
         )
+        if self._on_served:
+            self._on_served()
         return _served(result, traffic.max_sequences)
 
 

@@ -41,6 +41,14 @@ class Source:
     chosen: bool = True
 
     @property
+    def num_bytes(self) -> int:
+        """Of the file; 0 for what has no size."""
+        try:
+            return Path(self.name).stat().st_size if self.name != STDIN and not self.is_hub else 0
+        except OSError:
+            return 0
+
+    @property
     def is_hub(self) -> bool:
         """Whether rows come from the Hugging Face Hub instead of bytes."""
         return self.name.startswith(HUB_PREFIX)
@@ -213,8 +221,11 @@ class _ZstdReader:
 
 
 @contextmanager
-def open_source(source: Source) -> Iterator[ByteStream]:
-    """Open a file or standard input and take off gzip or zstd, as its first bytes tell."""
+def open_source(source: Source, on_read: Callable[[int], None] | None = None) -> Iterator[ByteStream]:
+    """Open a file or standard input and take off gzip or zstd, as its first bytes tell.
+
+    `on_read` is called with the number of bytes of each piece that is read, as they lie on the disk.
+    """
     if source.name == STDIN:
         yield _decompressed(source.name, sys.stdin.buffer)
         return
@@ -223,11 +234,17 @@ def open_source(source: Source) -> Iterator[ByteStream]:
     except OSError as error:
         raise _cannot_read(source.name, error) from error
     with raw:
-        yield _decompressed(source.name, raw)
+        yield _decompressed(source.name, raw, on_read)
 
 
-def _decompressed(name: str, raw: BinaryIO) -> ByteStream:
-    plain = ByteStream(name, raw.read, None)
+def _decompressed(name: str, raw: BinaryIO, on_read: Callable[[int], None] | None = None) -> ByteStream:
+    def read(size: int) -> bytes:
+        block = raw.read(size)
+        if on_read:
+            on_read(len(block))
+        return block
+
+    plain = ByteStream(name, read, None)
     magic = plain.peek_head(4)
     if magic[:2] == b"\x1f\x8b":
         unpacked = GzipFile(fileobj=io.BufferedReader(plain), mode="rb")

@@ -13,6 +13,7 @@ from specprobe.breakdown import Concentration, GroupResult, by_group, concentrat
 from specprobe.curve import CurveFit, fit_counts
 from specprobe.interval import LEVEL, Interval, ratio_intervals, tokens_per_round_intervals
 from specprobe.ladder import Rung, climb
+from specprobe.progress import SILENT, Stages, counting, where_long
 from specprobe.run import Run
 from specprobe.temperature import TemperatureCurve, intervals_at, temperature_curves, within_bounds
 
@@ -83,6 +84,10 @@ def summarize(acceptance: Acceptance, groups: Sequence[str | None] | None = None
     )
 
 
+# Responses times depths of which intervals and curves may take a second or more.
+MANY_CELLS = 10_000
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RunSummary:
     """What is derived from a run: of each result, in its order; ladders by temperature; curves over temperature."""
@@ -92,10 +97,17 @@ class RunSummary:
     temperature_curves: tuple[TemperatureCurve, ...]
 
 
-def summarize_run(run: Run) -> RunSummary:
+def summarize_run(run: Run, stages: Stages = SILENT) -> RunSummary:
     """Everything that documents and reports say beyond the counts."""
+    cells = sum(len(result.ids) * result.depth for result in run.results)
+    results = []
+    with where_long(stages, cells >= MANY_CELLS).track("intervals and curves", len(run.results)) as advance:
+        told = counting(advance, len(run.results), "results")
+        for result in run.results:
+            results.append(summarize(result, run.responses_at(result.temperature).groups))
+            told()
     return RunSummary(
-        results=tuple(summarize(result, run.responses_at(result.temperature).groups) for result in run.results),
+        results=tuple(results),
         ladders=tuple(
             (temperature, climb([result for result in run.results if result.temperature == temperature]))
             for temperature in run.temperatures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -158,14 +158,22 @@ class Target:
             f"target {self.record.name}: {self.record.architecture} keeps no keys and values; use one with attention"
         )
 
-    def score(self, trajectories: Sequence[Trajectory], rule: ProcessingRule = DEFAULT_RULE) -> list[Score]:
+    def score(
+        self,
+        trajectories: Sequence[Trajectory],
+        rule: ProcessingRule = DEFAULT_RULE,
+        on_response: Callable[[], None] | None = None,
+    ) -> list[Score]:
         """Each response under this model, as its request asks: could it have written it? In the order given."""
         import torch
 
         scores: dict[int, Score] = {}
         with torch.inference_mode():
             for batch in self._score_batches(trajectories):
-                scores |= zip(batch, self._score_batch([trajectories[i] for i in batch], rule), strict=True)
+                for index, score in zip(batch, self._score_batch([trajectories[i] for i in batch], rule), strict=True):
+                    scores[index] = score
+                    if on_response:
+                        on_response()
         return [scores[i] for i in range(len(trajectories))]
 
     def _score_batches(self, trajectories: Sequence[Trajectory]) -> Iterator[list[int]]:

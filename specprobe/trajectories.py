@@ -59,19 +59,21 @@ def generated_trajectories(
     max_model_len: int | None = None,
     batch_size: int = BATCH_SIZE,
     store: TrajectoryStore | None = None,
+    on_prompt: Callable[[], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TrajectorySet:
     """What `target` answers to the prompts; each finished response is kept in `store` at once.
 
     Above temperature 0 each prompt gives `samples` responses, first one to each, then another one to each. A prompt
     that occurs several times gives one response at temperature 0, and above others for each time. `asked`: what each
-    prompt asks for besides the temperature; `rule`: how the engine applies it.
+    prompt asks for besides the temperature; `rule`: how the engine applies it. `on_prompt` is called as each prompt is
+    cut into tokens.
     """
     from specprobe.generate import Sampling, generate
 
     sampling = Sampling(temperature, seed, max_new_tokens, max_model_len, batch_size)
     sieve = _Sieve(target.tokenizer)
-    used, wanted = _wanted(prompts, target, sampling, sieve, asked, samples, rule)
+    used, wanted = _wanted(prompts, target, sampling, sieve, asked, samples, rule, on_prompt)
     distinct = {request.key: request for request in wanted}
     generated = generate(target, list(distinct.values()), sampling, store=store, on_progress=on_progress)
     by_key = dict(zip(distinct, generated.responses, strict=True))
@@ -121,13 +123,14 @@ def _wanted(
     asked: Sequence[Asked] | None,
     samples: int,
     rule: ProcessingRule,
+    on_prompt: Callable[[], None] | None = None,
 ) -> tuple[list[tuple[Prompt, TokenIds, Asked]], list[Request]]:
     """The prompts that fit, and a request for each of them and each sample of it."""
     from specprobe.generate import output_limit
 
     used = [
         (prompt, ids, ask)
-        for prompt, ids, ask in sieve.encoded(prompts, asked)
+        for prompt, ids, ask in sieve.encoded(prompts, asked, on_prompt)
         if sieve.admits(prompt, "too_long" if output_limit(target, len(ids), sampling) < 1 else None)
     ]
     is_warm = sampling.temperature > 0
@@ -142,11 +145,15 @@ def logged_trajectories(
     temperature: float,
     asked: Sequence[Asked] | None = None,
     max_model_len: int | None = None,
+    on_prompt: Callable[[], None] | None = None,
 ) -> TrajectorySet:
-    """The logged answers, sampled at `temperature` and as `asked`; rows of token ids need no tokenizer."""
+    """The logged answers, sampled at `temperature` and as `asked`; rows of token ids need no tokenizer.
+
+    `on_prompt` is called as each prompt is cut into tokens.
+    """
     sieve = _Sieve(tokenizer)
     trajectories: list[Trajectory] = []
-    for prompt, ids, ask in sieve.encoded(prompts, asked):
+    for prompt, ids, ask in sieve.encoded(prompts, asked, on_prompt):
         output_ids, exact = _answer_ids(prompt, tokenizer)
         length = len(ids) + len(output_ids)
         if sieve.admits(prompt, _obstacle(prompt, len(output_ids), length, max_model_len)):
@@ -176,10 +183,15 @@ class _Sieve:
         self._special = self._structured = 0
 
     def encoded(
-        self, prompts: Sequence[Prompt], asked: Sequence[Asked] | None
+        self,
+        prompts: Sequence[Prompt],
+        asked: Sequence[Asked] | None,
+        on_prompt: Callable[[], None] | None = None,
     ) -> Iterator[tuple[Prompt, TokenIds, Asked]]:
         """The prompts that can be rendered and are not empty, with their tokens and what they ask for."""
         for prompt, ask in zip(prompts, asked or [Asked()] * len(prompts), strict=True):
+            if on_prompt:
+                on_prompt()
             try:
                 ids = _prompt_ids(prompt, self._tokenizer)
             except UnrenderableError:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,12 +13,16 @@ from specprobe.errors import SpecprobeError
 from specprobe.formats.conversation import Completion, Conversation, TokenRow
 from specprobe.formats.request import has_structured_output, settings, tools
 from specprobe.notices import Notice, inert
+from specprobe.progress import SILENT, Stages, where_long
 from specprobe.prompt import Message, Prompt
 from specprobe.scan import KEYS_SHOWN, FileSummary, ReadOptions, RowPrompts, Tally, measures, only_or_mixed, scan
 from specprobe.sketches import Distinct, Lengths, Spread
-from specprobe.sources import find_sources
+from specprobe.sources import Found, find_sources
 
 INSPECT_SCHEMA = "specprobe.inspect/1"
+
+MANY_BYTES = 1 << 24
+"""Reading so many may take a second or more."""
 
 MANY_DUPLICATES = 0.1
 """Share of repeated prompts above which acceptance is more about the repetition than about the traffic."""
@@ -137,7 +142,12 @@ def _file_json(file: FileSummary) -> dict[str, Any]:
 
 
 def inspect_workload(
-    sources: Sequence[str], *, format: str | None = None, prompt_field: str | None = None, first_turn: bool = False
+    sources: Sequence[str],
+    *,
+    format: str | None = None,
+    prompt_field: str | None = None,
+    first_turn: bool = False,
+    stages: Stages = SILENT,
 ) -> Inspection:
     """Count what the sources hold without keeping any of it.
 
@@ -149,16 +159,17 @@ def inspect_workload(
     prompt_chars, answer_chars, distinct = Lengths(), Lengths(), Distinct()
     tallies: list[Tally] = []
     prompts = 0
-    for source in found.sources:
-        tally = Tally(source.name)
-        tallies.append(tally)
-        for row in scan(source, options, tally):
-            for request, (key, chars) in zip(row.requests, measures(row), strict=True):
-                distinct.add(key)
-                prompt_chars.add(chars)
-                if request.answer:
-                    answer_chars.add(len(request.answer.text))
-        prompts += tally.prompts
+    with _reading(found, stages) as on_read:
+        for source in found.sources:
+            tally = Tally(source.name)
+            tallies.append(tally)
+            for row in scan(source, options, tally, on_read):
+                for request, (key, chars) in zip(row.requests, measures(row), strict=True):
+                    distinct.add(key)
+                    prompt_chars.add(chars)
+                    if request.answer:
+                        answer_chars.add(len(request.answer.text))
+            prompts += tally.prompts
     # A file that failed half-way had some prompts measured before; they only show where others are left.
     duplicates = max(0, prompts - distinct.count) if prompts else 0
     notices = (*found.notices, *_duplicate_notice(duplicates, prompts, dropped=False))
@@ -182,6 +193,7 @@ def read_workload(
     dedupe: bool = False,
     max_prompts: int | None = None,
     group_by: str | None = None,
+    stages: Stages = SILENT,
 ) -> Workload:
     """Read every prompt of the sources; the keywords are those of `ReadOptions`.
 
@@ -195,21 +207,22 @@ def read_workload(
     tallies: list[Tally] = []
     files: list[FileSummary] = []
     notices = list(found.notices)
-    for source in found.sources:
-        tally = Tally(source.name)
-        tallies.append(tally)
-        prompts = reading.take(scan(source, options, tally), tally)
-        summary = tally.freeze()
-        files.append(summary)
-        if tally.error and source.chosen:
-            raise SpecprobeError(tally.error)
-        if summary.error:
-            notices.append(Notice("file_not_used", summary.error))
-        reading.prompts += prompts
-        if reading.is_full:
-            message = f"reading stopped after {len(reading.prompts)} prompts, as asked; counts are of these"
-            notices.append(Notice("stopped_early", message))
-            break
+    with _reading(found, stages) as on_read:
+        for source in found.sources:
+            tally = Tally(source.name)
+            tallies.append(tally)
+            prompts = reading.take(scan(source, options, tally, on_read), tally)
+            summary = tally.freeze()
+            files.append(summary)
+            if tally.error and source.chosen:
+                raise SpecprobeError(tally.error)
+            if summary.error:
+                notices.append(Notice("file_not_used", summary.error))
+            reading.prompts += prompts
+            if reading.is_full:
+                message = f"reading stopped after {len(reading.prompts)} prompts, as asked; counts are of these"
+                notices.append(Notice("stopped_early", message))
+                break
     if not reading.prompts:
         raise SpecprobeError(_why_nothing(files))
     if group_by is not None and not any(tally.has_group_column for tally in tallies):
@@ -218,6 +231,20 @@ def read_workload(
     notices += _duplicate_notice(reading.duplicates, total, options.dedupe)
     prompts = reading.prompts if group_by is not None else _grouped_by_source(reading.prompts)
     return Workload(tuple(files), tuple(prompts), reading.duplicates, len(reading.seen), tuple(notices))
+
+
+@contextmanager
+def _reading(found: Found, stages: Stages) -> Iterator[Callable[[int], None]]:
+    """Progress by bytes, where there are many; gives what to call with the bytes of each piece."""
+    total, done = sum(source.num_bytes for source in found.sources), 0
+    with where_long(stages, total >= MANY_BYTES).track("reading prompts", total) as advance:
+
+        def on_read(num_bytes: int) -> None:
+            nonlocal done
+            done += num_bytes
+            advance(done, "")
+
+        yield on_read
 
 
 def _grouped_by_source(prompts: list[Prompt]) -> list[Prompt]:

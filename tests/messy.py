@@ -194,7 +194,7 @@ FILES: dict[str, Messy] = {
         error="give the batch input file",
     ),
     "other_keys.jsonl": Messy(
-        jsonl({"data": "q", "\x1b[31mred": 1}), skipped={"no_prompt": 1}, error="keys seen: data, \\x1b[31mred"
+        jsonl({"data": "q", "\x1b[31mred": 1}), skipped={"no_prompt": 1}, error="keys seen: data;"
     ),
     "embeddings.jsonl": Messy(
         jsonl({"custom_id": "1", "url": "/v1/embeddings", "body": {"input": ["x"]}}, ask("q")),

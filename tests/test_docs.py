@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from specprobe.cli import app, run_command
+from specprobe.command_group import describe_defaults
 from specprobe.cost_files import read_cost_file
 from specprobe.profiles import PROFILES
 
@@ -155,3 +156,11 @@ def test_the_points_of_the_docs_are_calibrated_on_as_shown(tmp_path, monkeypatch
     assert "warning" not in capsys.readouterr().out
     for name in ("cost.json", "by_hand.csv", "by_hand.json"):
         assert read_cost_file(Path(name)).points
+
+
+def test_the_settings_of_the_readme_are_taken_as_shown(tmp_path):
+    (shown,) = re.findall(r"^```toml\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    (tmp_path / "specprobe.toml").write_text(shown)
+    found, fault = describe_defaults(typer.main.get_command(app), tmp_path)
+    assert fault is None
+    assert {one.where for one in found} == {"specprobe.toml [analyze]", "specprobe.toml [recommend]"}
