@@ -519,12 +519,13 @@ def fit(
         typer.Option(
             "--metrics",
             metavar="FILE",
-            help="What an engine counted: answers, /metrics text, a log, a benchmark's result (docs/engine-numbers.md). "
-            "Two of /metrics are before and after; several files of answers are read together.",
+            help="What an engine counted: answers, /metrics text, a log, a benchmark's result "
+            "(docs/engine-numbers.md). Two of /metrics are before and after; files of answers are read together.",
         ),
     ] = None,
     depth: Annotated[
-        int | None, typer.Option("--depth", help="With --metrics: the most draft tokens, where the engine does not say.")
+        int | None,
+        typer.Option("--depth", help="With --metrics: the most draft tokens, if the engine does not say."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -222,8 +222,8 @@ def contrast_results(a: Acceptance, b: Acceptance, prompts: PairedPrompts, *, se
     depth, first = min(a.depth, b.depth), max(a.first_depth, b.first_depth)
     if first > depth:
         raise SpecprobeError(
-            f"compare: {inert(a.label, 60)} was counted at depths {a.first_depth} to {a.depth} in A, {b.first_depth} to "
-            f"{b.depth} in B; choose runs with a depth in common"
+            f"compare: {inert(a.label, 60)} has depths {a.first_depth} to {a.depth} in A, {b.first_depth} to {b.depth} "
+            f"in B; choose runs with a depth in common"
         )
     counts_a, counts_b = prompts.sums(_counts(a, depth), _counts(b, depth))  # [U, depth, 5]
     both = (counts_a[:, -1, _ROUNDS] > 0) & (counts_b[:, -1, _ROUNDS] > 0)

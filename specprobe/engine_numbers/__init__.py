@@ -113,4 +113,3 @@ def _at_depth(numbers: EngineNumbers, depth: int | None) -> EngineNumbers:
         raise SpecprobeError(f"--depth {depth}: the engine says {numbers.depth}; leave the option out")
     requests = tuple(replace(one, counts=checked(one.counts, one.id, depth)) for one in numbers.requests)
     return replace(numbers, depth=depth, counts=checked(numbers.counts, "--metrics", depth), requests=requests)
-

@@ -76,8 +76,8 @@ def run_of(numbers: EngineNumbers, served: Served, profile: Profile, read: Seque
             Notice(
                 ENGINE_SUMS,
                 f"{numbers.source} of {numbers.engine} do not tell requests apart: equal ones stand for "
-                f"{format_plural(len(rows.ids), 'request')}, and no figure has an interval; for that, read answers with "
-                "their own counters (docs/engine-numbers.md)",
+                f"{format_plural(len(rows.ids), 'request')}, and no figure has an interval; for that, read answers "
+                "with their own counters (docs/engine-numbers.md)",
             )
         ]
     )
@@ -174,7 +174,9 @@ def _ints(values: Sequence[Any]) -> Ints:
     try:
         return np.array(values, dtype=np.int32)
     except OverflowError:
-        raise SpecprobeError("import: a request of more than 2,147,483,647 tokens; read the engine's own files") from None
+        raise SpecprobeError(
+            "import: a request of more than 2,147,483,647 tokens; read the engine's own files"
+        ) from None
 
 
 def _rounds(counts: EngineCounts, depth: int, where: str) -> int:
@@ -237,8 +239,8 @@ def _alike(counts: EngineCounts, depth: int) -> _Rows:
     past_end = drafted + accepted - (written - number)
     if written < number or past_end > depth * number:
         raise SpecprobeError(
-            f"import: {drafted} rounds and {accepted} accepted tokens for {written} output tokens of {number} requests; "
-            "requests were running at a scrape, or counters are not of one server: take both while it is idle"
+            f"import: {drafted} rounds and {accepted} accepted tokens for {written} output tokens of {number} "
+            "requests; some were running at a scrape, or counters are not of one server: take both while it is idle"
         )
     drafts, kept = _dealt(np.array([max(-past_end, 0), *_exactly(drafted, accepted_at)]))
     starts = np.arange(number) * len(kept) // number

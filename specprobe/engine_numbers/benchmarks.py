@@ -1,8 +1,8 @@
 """Results of benchmarks and statistics of an engine's steps, without single requests.
 
-`vllm bench serve --save-result` (vLLM 0.13 to 0.33, benchmarks/serve.py): differences of the server's counters, rates by
-position as survivals, the acceptance rate in per cent. AIPerf 0.13 and later (profile_export_aiperf.json): the pooled
-histogram. TensorRT-LLM 1.2 (/metrics with enable_iter_perf_stats): `specDecodingStats` of each step, whose
+`vllm bench serve --save-result` (vLLM 0.13 to 0.33, benchmarks/serve.py): differences of the server's counters,
+rates by position as survivals, the acceptance rate in per cent. AIPerf 0.13 and later (profile_export_aiperf.json):
+the pooled histogram. TensorRT-LLM 1.2 (/metrics with enable_iter_perf_stats): `specDecodingStats` of each step, whose
 acceptanceLength is 1 + accepted / requests with a draft, so each of these requests is a round.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +80,7 @@ class Figures:
         return counts
 
     def _whole(self, value: Any, name: str) -> int:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not 0 <= value <= LARGEST_COUNT or value != int(value):
             raise self._wrong(name, value, "no count")
         return int(value)

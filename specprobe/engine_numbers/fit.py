@@ -59,7 +59,9 @@ def _over_prompts(numbers: EngineNumbers) -> CurveFit:
 def _over_rates(numbers: EngineNumbers, depth: int) -> CurveFit:
     counts = numbers.counts
     # Without rounds the standard error is not known, and figures are taken as they are.
-    rounding = max(RATE_ROUNDING, 1 / (2 * math.sqrt(counts.drafted_rounds))) if counts.drafted_rounds else RATE_ROUNDING
+    rounding = (
+        max(RATE_ROUNDING, 1 / (2 * math.sqrt(counts.drafted_rounds))) if counts.drafted_rounds else RATE_ROUNDING
+    )
     if (survival := counts.survival) is not None:
         accepted = np.cumsum(survival)
         return fit_rates({i + 1: float(accepted[i]) / (i + 1) for i in range(depth)}, rounding=rounding)
@@ -80,6 +82,6 @@ def _own_length(counts: EngineCounts, depth: int) -> Notice:
     mean = (counts.drafted_tokens or 0) / (counts.drafted_rounds or 1)
     return Notice(
         "own_draft_length",
-        f"drafts had {mean:.2f} of {depth} tokens on average: the drafter ends them itself, so what it did not draft is "
-        "missing for a reason, and no curve over depths is fitted",
+        f"drafts had {mean:.2f} of {depth} tokens on average: the drafter ends them itself, so what it did not draft "
+        "is missing for a reason, and no curve over depths is fitted",
     )

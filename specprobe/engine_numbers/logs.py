@@ -1,10 +1,10 @@
 """Log lines of servers, whose rounded figures leave as good as one number of rounds.
 
-vLLM 0.11 to 0.33 (v1/spec_decode/metrics.py), one line an interval: `SpecDecoding metrics: Mean acceptance length: 2.77,
-... Accepted: 626 tokens, Drafted: 1062 tokens, Per-position acceptance rate: 0.802, 0.551, 0.415, ...`.
-llama.cpp (tools/server/server-context.cpp, print_timing), one line a request: `draft acceptance = 0.57576 (  171 accepted
-/   297 generated), mean len =  2.63` (2026-10, `acc per pos` on the next), `mean acceptance length = 2.63, acceptance
-rate per position = (...)` (2026-06), `draft acceptance rate = 0.57576 (...)` without a length before.
+vLLM 0.11 to 0.33 (v1/spec_decode/metrics.py), one line an interval: `SpecDecoding metrics: Mean acceptance length:
+2.77, ... Accepted: 626 tokens, Drafted: 1062 tokens, Per-position acceptance rate: 0.802, 0.551, 0.415, ...`.
+llama.cpp (tools/server/server-context.cpp, print_timing), one line a request: `draft acceptance = 0.57576 (  171
+accepted /   297 generated), mean len =  2.63` (2026-10; `acc per pos` is on the next line), `mean acceptance length =
+2.63, acceptance rate per position = (...)` (2026-06), `draft acceptance rate = ...` without a length before.
 Rounds are accepted / (length - 1), a whole number that the digits of the length allow; positions are rates x rounds.
 """
 
@@ -39,7 +39,7 @@ def is_log(text: str) -> bool:
 
 
 def read_logs(texts: Iterable[tuple[Path, str]]) -> EngineNumbers:
-    """All lines together. Raises SpecprobeError for figures that contradict each other, and for both engines at once."""
+    """All lines together. Raises SpecprobeError for contradictions, and for lines of both engines."""
     vllm: list[EngineCounts] = []
     llama_cpp: list[RequestCounts] = []
     for path, text in texts:

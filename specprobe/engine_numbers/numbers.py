@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 from specprobe.errors import SpecprobeError
@@ -168,7 +169,7 @@ def checked(counts: EngineCounts, where: str, depth: int | None = None) -> Engin
     if at is not None:
         if rounds is not None and at and at[0] > rounds:
             raise wrong(f"{at[0]} rounds accepted the first token, of {rounds} with a draft")
-        if any(later > before for before, later in zip(at, at[1:], strict=False)):
+        if any(later > before for before, later in pairwise(at)):
             raise wrong("a later position was accepted more often than one before it")
         if accepted is not None and sum(at) != accepted:
             raise wrong(f"{accepted} accepted tokens, {sum(at)} by position")

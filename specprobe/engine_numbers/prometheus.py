@@ -13,7 +13,6 @@ and the gauge `trtllm_spec_decode_acceptance_length` is of the last step, so it 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -114,7 +113,7 @@ def _scrape(path: Path, text: str) -> Scrape:
         if found is None or not _is_number(found[3]):
             if "spec_" not in line:
                 continue
-            raise SpecprobeError(f"{path}:{number}: {inert(line, 60)!r} is no sample; the file may be cut: scrape again")
+            raise SpecprobeError(f"{path}:{number}: {inert(line, 60)!r} is no sample; is the file cut? scrape again")
         name, value = found[1].removesuffix("_total"), float(found[3])
         is_ours = "spec_" in name or name.endswith(("_tokens", "tokens_predicted", "num_requests", "request_success"))
         if is_ours and not name.endswith("_created") and not 0 <= value <= LARGEST_COUNT:
@@ -226,7 +225,9 @@ def _sglang(scrape: Scrape, scope: str) -> EngineNumbers:
 
 def _tensorrt_llm(scrape: Scrape, scope: str) -> EngineNumbers:
     def total(*names: str) -> int | None:
-        return next((value for name in names if (value := scrape.total(f"trtllm_spec_decode_{name}")) is not None), None)
+        return next(
+            (value for name in names if (value := scrape.total(f"trtllm_spec_decode_{name}")) is not None), None
+        )
 
     counts = EngineCounts(
         drafted_tokens=total("num_draft_tokens", "drafted_tokens"),

@@ -49,7 +49,7 @@ def _aiperf(row: Figures) -> Answer | None:
     engine = found.values.get("engine")
     answer = _record(found, row, inert(engine) if isinstance(engine, str) else "unknown")
     metrics = row.inside("metrics") or row
-    lengths = {
+    lengths: dict[str, Any] = {
         key: value
         for key, names in (
             ("prompt_tokens", ("usage_prompt_tokens", "input_sequence_length")),
@@ -190,7 +190,7 @@ def _depth(answers: Iterable[Answer]) -> int | None:
     depths = {answer.depth for answer in answers if answer.depth is not None}
     if len(depths) > 1:
         raise SpecprobeError(
-            f"--metrics: answers of servers with {', '.join(map(str, sorted(depths)))} draft tokens; read each by itself"
+            f"--metrics: answers with {', '.join(map(str, sorted(depths)))} draft tokens a round; read each by itself"
         )
     return depths.pop() if depths else None
 
@@ -216,14 +216,18 @@ def _body(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _ids(row: Mapping[str, Any], body: Mapping[str, Any], number: int) -> tuple[str, str]:
     """The prompt's id, as the user's log has it where it does, and the answer's own."""
-    meta = body.get("meta_info") if isinstance(body.get("meta_info"), dict) else {}
+    meta, about = _object(body, "meta_info"), _object(row, "metadata")
     own = next((str(one) for one in (body.get("id"), meta.get("id")) if isinstance(one, str | int)), f"#{number}")
-    about = row.get("metadata") if isinstance(row.get("metadata"), dict) else {}
     outer = (row.get("custom_id"), row.get("request_id"), row.get("id"), about.get("conversation_id"))
     named = next((str(one) for one in (*outer, about.get("x_request_id")) if isinstance(one, str | int)), own)
     for prefix in ANSWER_PREFIXES:
         named = named.removeprefix(prefix)
     return inert(named, LONGEST_ID), own if own != f"#{number}" else str(about.get("x_request_id") or own)
+
+
+def _object(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = row.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _lengths(row: Figures) -> dict[str, Any]:
