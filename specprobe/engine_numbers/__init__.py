@@ -36,7 +36,7 @@ def read_engine_numbers(paths: Sequence[Path], depth: int | None = None) -> Engi
     texts = [(path, _text(path)) for path in paths]
     kinds = {_kind(path, text) for path, text in texts}
     if len(kinds) > 1:
-        raise SpecprobeError(f"--metrics: files of {' and '.join(sorted(kinds))}; read each by itself")
+        raise SpecprobeError(f"numbers of an engine: files of {' and '.join(sorted(kinds))}; read each by itself")
     numbers = READERS[kinds.pop()](texts)
     return _at_depth(_counted(numbers, texts), depth)
 
@@ -112,4 +112,4 @@ def _at_depth(numbers: EngineNumbers, depth: int | None) -> EngineNumbers:
     if numbers.depth is not None and numbers.depth != depth:
         raise SpecprobeError(f"--depth {depth}: the engine says {numbers.depth}; leave the option out")
     requests = tuple(replace(one, counts=checked(one.counts, one.id, depth)) for one in numbers.requests)
-    return replace(numbers, depth=depth, counts=checked(numbers.counts, "--metrics", depth), requests=requests)
+    return replace(numbers, depth=depth, counts=checked(numbers.counts, "numbers of an engine", depth), requests=requests)

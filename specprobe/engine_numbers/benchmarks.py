@@ -96,7 +96,7 @@ def read_results(rows: Iterable[Located]) -> EngineNumbers | None:
         if (step := figures.inside("specDecodingStats")) is not None:
             steps.append(_step(step))
     if len(found) > 1 or (found and steps):
-        raise SpecprobeError("--metrics: several benchmarks; give one, since each may be of another server")
+        raise SpecprobeError("numbers of an engine: several benchmarks; give one, since each may be of another server")
     if steps:
         scope = format_plural(len(steps), "step")
         return EngineNumbers("tensorrt-llm", "statistics of steps", scope, summed(steps))

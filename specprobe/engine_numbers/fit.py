@@ -26,7 +26,7 @@ def fit_engine_numbers(numbers: EngineNumbers) -> CurveFit:
     depth, counts = numbers.depth, numbers.counts
     if depth is None:
         raise SpecprobeError(
-            f"--metrics: {numbers.source} of {numbers.engine} do not say how many tokens a round may draft; add --depth"
+            f"numbers of an engine: {numbers.source} of {numbers.engine} do not say how many tokens a round may draft; add --depth"
         )
     if counts.has_full_drafts(depth) is False:
         return CurveFit((), None, depth, notices=(*numbers.notices, _own_length(counts, depth)))
@@ -69,7 +69,7 @@ def _over_rates(numbers: EngineNumbers, depth: int) -> CurveFit:
         return fit_rates({depth: rate}, rounding=rounding)
     if numbers.stated_length is not None:
         return fit_rates({depth: _rate_of(numbers.stated_length, depth, numbers.source)}, rounding=rounding)
-    raise SpecprobeError(f"--metrics: {numbers.source} of {numbers.engine} hold neither counts nor a rate")
+    raise SpecprobeError(f"numbers of an engine: {numbers.source} of {numbers.engine} hold neither counts nor a rate")
 
 
 def _rate_of(length: float, depth: int, source: str) -> float:

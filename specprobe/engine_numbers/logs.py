@@ -56,18 +56,18 @@ def read_logs(texts: Iterable[tuple[Path, str]]) -> EngineNumbers:
                 name = f"task {task[1]}" if task else f"line {number}"
                 llama_cpp.append(RequestCounts(name, replace(counts, requests=1)))
     if vllm and llama_cpp:
-        raise SpecprobeError("--metrics: log lines of vLLM and of llama.cpp; read each by itself")
+        raise SpecprobeError("numbers of an engine: log lines of vLLM and of llama.cpp; read each by itself")
     if vllm:
         depths = {len(counts.accepted_at or ()) for counts in vllm}
         if len(depths) > 1:
             raise SpecprobeError(
-                f"--metrics: log lines with {', '.join(map(str, sorted(depths)))} positions; give those of one server"
+                f"numbers of an engine: log lines with {', '.join(map(str, sorted(depths)))} positions; give those of one server"
             )
         depth = depths.pop()
-        total = checked(summed(vllm), "--metrics", depth)
+        total = checked(summed(vllm), "numbers of an engine", depth)
         scope = f"{format_plural(len(vllm), 'logging interval')}"
         return EngineNumbers("vllm", "log lines", scope, total, depth, is_rounded=True)
-    counts = checked(summed([request.counts for request in llama_cpp]), "--metrics")
+    counts = checked(summed([request.counts for request in llama_cpp]), "numbers of an engine")
     scope = format_plural(len(llama_cpp), "request")
     return EngineNumbers("llama.cpp", "log lines", scope, counts, None, tuple(llama_cpp), is_rounded=True)
 

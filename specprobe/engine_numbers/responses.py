@@ -173,7 +173,7 @@ def read_answers(rows: Iterable[Located]) -> EngineNumbers | None:
         return None
     engines = {answer.engine for answer in answers}
     if len(kinds) > 1 or len(engines) > 1:
-        raise SpecprobeError(f"--metrics: {', '.join(sorted(kinds | engines))} together; read each by itself")
+        raise SpecprobeError(f"numbers of an engine: {', '.join(sorted(kinds | engines))} together; read each by itself")
     return EngineNumbers(
         engine=engines.pop(),
         source=kinds.pop(),
@@ -190,7 +190,7 @@ def _depth(answers: Iterable[Answer]) -> int | None:
     depths = {answer.depth for answer in answers if answer.depth is not None}
     if len(depths) > 1:
         raise SpecprobeError(
-            f"--metrics: answers with {', '.join(map(str, sorted(depths)))} draft tokens a round; read each by itself"
+            f"numbers of an engine: answers with {', '.join(map(str, sorted(depths)))} draft tokens a round; read each by itself"
         )
     return depths.pop() if depths else None
 
