@@ -425,11 +425,16 @@ def test_a_run_of_answers_has_the_engine_s_counters_at_its_depth_only(tmp_path):
 def test_rounds_without_a_draft_follow_from_the_text(tmp_path):
     """vLLM leaves them out; the text says how many tokens they wrote, up to what the last draft wrote past its end."""
     record = golden("ngram_k3_t0")
-    (result,) = imported(golden_answers(tmp_path, "ngram_k3_t0"), "ngram").results
+    run = imported(golden_answers(tmp_path, "ngram_k3_t0"), "ngram")
+    (result,) = run.results
+    assert [notice.code for notice in run.notices] == ["rounds_at_least"]
     written = sum(len(output["output_token_ids"]) - 1 for output in record["outputs"])
     accepted = record["counters"]["num_accepted_tokens"]
     rounds = result.totals(3).rounds
     assert written <= rounds + accepted <= written + 3 * 32
+    # 3,019 by a replay of the same text under the rules of that version.
+    assert rounds == pytest.approx(3019, rel=0.01)
+    assert rounds <= 3019
     assert result.totals(3).coverage == pytest.approx(record["counters"]["num_drafts"] / rounds)
 
 

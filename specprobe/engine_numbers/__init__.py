@@ -112,4 +112,6 @@ def _at_depth(numbers: EngineNumbers, depth: int | None) -> EngineNumbers:
     if numbers.depth is not None and numbers.depth != depth:
         raise SpecprobeError(f"--depth {depth}: the engine says {numbers.depth}; leave the option out")
     requests = tuple(replace(one, counts=checked(one.counts, one.id, depth)) for one in numbers.requests)
-    return replace(numbers, depth=depth, counts=checked(numbers.counts, "numbers of an engine", depth), requests=requests)
+    return replace(
+        numbers, depth=depth, counts=checked(numbers.counts, "numbers of an engine", depth), requests=requests
+    )

@@ -107,8 +107,24 @@ def run_of(numbers: EngineNumbers, served: Served, profile: Profile, read: Seque
             ),
         ),
         results=(acceptance,),
-        notices=(*numbers.notices, *sums, *check_acceptance(acceptance)),
+        notices=(*numbers.notices, *sums, *_uncounted_rounds(acceptance), *check_acceptance(acceptance)),
     )
+
+
+def _uncounted_rounds(acceptance: Acceptance) -> list[Notice]:
+    """Where rounds had no draft, how far below the truth their number may lie."""
+    without = acceptance.rounds[:, -1] - acceptance.drafted_rounds[:, -1]
+    if not without.any():
+        return []
+    rounds, more = float(acceptance.rounds[:, -1].sum()), int((without > 0).sum()) * acceptance.depth
+    return [
+        Notice(
+            "rounds_at_least",
+            f"engines do not count rounds without a draft; from the text there were {float(without.sum()):,.0f}, and up "
+            f"to {more:,} more where a last draft ran past an end: tokens per round may be up to "
+            f"{more / (rounds + more):.1%} lower, acceptance is exact",
+        )
+    ]
 
 
 def _acceptance(numbers: EngineNumbers, served: Served, profile: Profile, rows: _Rows, depth: int) -> Acceptance:

@@ -87,7 +87,9 @@ def read_scrapes(texts: Sequence[tuple[Path, str]]) -> EngineNumbers:
     scrapes = [_scrape(path, text) for path, text in texts]
     engines = [_engine(scrape) for scrape in scrapes]
     if engines[0] != engines[-1]:
-        raise SpecprobeError(f"numbers of an engine: {engines[0]} before, {engines[-1]} after; give two scrapes of one server")
+        raise SpecprobeError(
+            f"numbers of an engine: {engines[0]} before, {engines[-1]} after; give two scrapes of one server"
+        )
     scrape, scope = scrapes[-1], "since the server started"
     if len(scrapes) == 2:
         scrape, scope = _difference(*scrapes), "between two scrapes"

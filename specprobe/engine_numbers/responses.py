@@ -173,7 +173,9 @@ def read_answers(rows: Iterable[Located]) -> EngineNumbers | None:
         return None
     engines = {answer.engine for answer in answers}
     if len(kinds) > 1 or len(engines) > 1:
-        raise SpecprobeError(f"numbers of an engine: {', '.join(sorted(kinds | engines))} together; read each by itself")
+        raise SpecprobeError(
+            f"numbers of an engine: {', '.join(sorted(kinds | engines))} together; read each by itself"
+        )
     return EngineNumbers(
         engine=engines.pop(),
         source=kinds.pop(),
