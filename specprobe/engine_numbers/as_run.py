@@ -120,7 +120,7 @@ def _uncounted_rounds(acceptance: Acceptance) -> list[Notice]:
     return [
         Notice(
             "rounds_at_least",
-            f"engines do not count rounds without a draft; from the text there were {float(without.sum()):,.0f}, and up "
+            f"rounds without a draft are not counted; from the text there were {float(without.sum()):,.0f}, and up "
             f"to {more:,} more where a last draft ran past an end: tokens per round may be up to "
             f"{more / (rounds + more):.1%} lower, acceptance is exact",
         )

@@ -26,7 +26,8 @@ def fit_engine_numbers(numbers: EngineNumbers) -> CurveFit:
     depth, counts = numbers.depth, numbers.counts
     if depth is None:
         raise SpecprobeError(
-            f"numbers of an engine: {numbers.source} of {numbers.engine} do not say how many tokens a round may draft; add --depth"
+            f"numbers of an engine: {numbers.source} of {numbers.engine} do not say how many "
+            "tokens a round may draft; add --depth"
         )
     if counts.has_full_drafts(depth) is False:
         return CurveFit((), None, depth, notices=(*numbers.notices, _own_length(counts, depth)))

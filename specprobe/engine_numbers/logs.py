@@ -61,7 +61,8 @@ def read_logs(texts: Iterable[tuple[Path, str]]) -> EngineNumbers:
         depths = {len(counts.accepted_at or ()) for counts in vllm}
         if len(depths) > 1:
             raise SpecprobeError(
-                f"numbers of an engine: log lines with {', '.join(map(str, sorted(depths)))} positions; give those of one server"
+                f"numbers of an engine: log lines with {', '.join(map(str, sorted(depths)))} positions; "
+                "give those of one server"
             )
         depth = depths.pop()
         total = checked(summed(vllm), "numbers of an engine", depth)

@@ -192,7 +192,8 @@ def _depth(answers: Iterable[Answer]) -> int | None:
     depths = {answer.depth for answer in answers if answer.depth is not None}
     if len(depths) > 1:
         raise SpecprobeError(
-            f"numbers of an engine: answers with {', '.join(map(str, sorted(depths)))} draft tokens a round; read each by itself"
+            f"numbers of an engine: answers with {', '.join(map(str, sorted(depths)))} draft tokens a "
+            "round; read each by itself"
         )
     return depths.pop() if depths else None
 
