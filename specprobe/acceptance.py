@@ -50,7 +50,8 @@ class Acceptance:
 
     P counts responses; `prompts` [P] says which are to the same prompt (None: each to its own), since these are no
     independent evidence. `expectation`: where the target's distribution is known. `by_entropy`: draft tokens at the
-    largest depth by the target's entropy there.
+    largest depth by the target's entropy there. `first_depth`: depths below it were not counted, since an engine ran
+    at that of its own only; their counts are 0.
     """
 
     drafter: str
@@ -69,6 +70,7 @@ class Acceptance:
     prompts: NDArray[np.int32] | None = None
     expectation: Expectation | None = None
     by_entropy: tuple[EntropyQuartile, ...] | None = None
+    first_depth: int = 1
 
     def by_prompt(self, counts: NDArray[Any]) -> NDArray[Any]:
         """Counts [P, ...] summed over the responses to each prompt: the independent units of an interval."""
@@ -81,7 +83,7 @@ class Acceptance:
     @property
     def num_prompts(self) -> int:
         """Distinct prompts with at least one round."""
-        return int((self.by_prompt(self.rounds)[:, 0] > 0).sum()) if len(self.ids) else 0
+        return int((self.by_prompt(self.rounds)[:, -1] > 0).sum()) if len(self.ids) else 0
 
     @property
     def label(self) -> str:
@@ -92,6 +94,12 @@ class Acceptance:
     def depth(self) -> int:
         """The largest depth K."""
         return int(self.rounds.shape[1])
+
+    @property
+    def depth_of_fewest_rounds(self) -> int:
+        """The depth at which these responses take the fewest rounds; of equals, the shallowest."""
+        uncounted = self.first_depth - 1
+        return 1 + uncounted + int(np.argmin(self.rounds[:, uncounted:].sum(axis=0)))
 
     @property
     def emitted_tokens(self) -> Counts:

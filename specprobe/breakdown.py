@@ -164,17 +164,12 @@ class Concentration:
         return tuple((self.ids[p], float(self.tokens_per_round[p])) for p in requests)
 
 
-def depth_of_fewest_rounds(acceptance: Acceptance) -> int:
-    """The depth at which these responses take the fewest rounds; of equals, the shallowest."""
-    return 1 + int(np.argmin(acceptance.rounds.sum(axis=0)))
-
-
 def by_group(acceptance: Acceptance, groups: Sequence[str | None], *, seed: int = 0) -> tuple[GroupResult, ...]:
     """One result by group, at its best depth; most tokens per round first. `groups` [P]: None for no group.
 
     Beyond 20 groups those with the fewest responses are merged into one.
     """
-    depth = depth_of_fewest_rounds(acceptance)
+    depth = acceptance.depth_of_fewest_rounds
     members: dict[str | None, list[int]] = {}
     for request, group in zip(range(len(acceptance.ids)), groups, strict=True):
         members.setdefault(group, []).append(request)
@@ -184,7 +179,7 @@ def by_group(acceptance: Acceptance, groups: Sequence[str | None], *, seed: int 
 
 def concentration(acceptance: Acceptance) -> Concentration:
     """How the gain of one result is spread over its requests, at its best depth; samples of one request are summed."""
-    row = depth_of_fewest_rounds(acceptance) - 1
+    row = acceptance.depth_of_fewest_rounds - 1
     prompts = range(len(acceptance.ids)) if acceptance.prompts is None else acceptance.prompts.tolist()
     keys = list(zip(acceptance.ids, prompts, strict=True))
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}

@@ -106,6 +106,8 @@ def candidates(
     lengthened = _lengthened(acceptance, lengths, cost, batch)
     options = []
     for row, interval in enumerate(intervals[: cost.deepest]):
+        if row + 1 < acceptance.first_depth:
+            continue
         emitted, _, _, _, rounds, first_drafted = sums[row, :6].tolist()
         served = serving.speculative(acceptance, row + 1)
         point, closed_point = _gain(traffic, plain, served), float(closed_points[row])

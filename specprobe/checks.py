@@ -116,7 +116,7 @@ def _layer_cause(acceptance: Acceptance) -> str:
     """Heads that read inner layers come in two conventions of counting them."""
     if acceptance.drafter != "eagle3":
         return ""
-    other = "output_of" if acceptance.config["capture"] == "input_of" else "input_of"
+    other = "output_of" if acceptance.config.get("capture") == "input_of" else "input_of"
     layers = ", ".join(map(str, acceptance.config.get("layer_ids", ())))
     return f", or layers off by one (read {layers} as {acceptance.config['capture']}; try capture={other})"
 

@@ -586,21 +586,99 @@ def fit(
         list[str] | None,
         typer.Option("--length", help="DEPTH=MEAN_ACCEPTANCE_LENGTH, such as 3=2.07; may be repeated."),
     ] = None,
+    metrics: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--metrics",
+            metavar="FILE",
+            help="What an engine counted: answers, /metrics text, a log, a benchmark's result "
+            "(docs/engine-numbers.md). Two of /metrics are before and after; files of answers are read together.",
+        ),
+    ] = None,
+    depth: Annotated[
+        int | None,
+        typer.Option("--depth", help="With --metrics: the most draft tokens, if the engine does not say."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit acceptance curves to published numbers, and predict other depths."""
+    """Fit acceptance curves to published numbers or to an engine's own, and predict other depths."""
     from specprobe.curve import fit_document, fit_lengths, fit_rates
 
-    if bool(rate) == bool(length):
-        raise SpecprobeError("fit: give either --rate or --length, for example --rate 2=0.454 --rate 3=0.356")
-    fitted = fit_rates(_by_depth(rate, "--rate")) if rate else fit_lengths(_by_depth(length or [], "--length"))
+    if sum(map(bool, (rate, length, metrics))) != 1:
+        raise SpecprobeError(
+            "fit: give either --rate, --length or --metrics, for example --rate 2=0.454 --rate 3=0.356"
+        )
+    if depth is not None and not metrics:
+        raise SpecprobeError("--depth: is for --metrics; write --rate DEPTH=RATE")
+    numbers = None
+    if metrics:
+        from specprobe.engine_numbers import read_engine_numbers
+        from specprobe.engine_numbers.fit import fit_engine_numbers
+
+        numbers = read_engine_numbers(metrics, depth)
+        fitted = fit_engine_numbers(numbers)
+    else:
+        fitted = fit_rates(_by_depth(rate, "--rate")) if rate else fit_lengths(_by_depth(length or [], "--length"))
     if as_json:
-        _print_json(fit_document(fitted))
+        counted = {"engine_numbers": numbers.to_json()} if numbers else {}
+        _print_json(fit_document(fitted) | counted)
         _warn_on_stderr(fitted.notices)
     else:
         from specprobe.report import render_fit
 
+        if numbers:
+            from specprobe.engine_numbers.report import render_engine_numbers
+
+            _print(render_engine_numbers(numbers))
         _print(render_fit(fitted))
+
+
+@app.command("import")
+def import_numbers(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="What an engine counted, as `fit --metrics` takes it.", show_default=False
+        ),
+    ],
+    drafter: Annotated[
+        str, typer.Option("--drafter", help="What the server drafted with, such as eagle3:MODEL.", show_default=False)
+    ],
+    temperature: Annotated[float, typer.Option("--temperature", help="Of the requests.", show_default=False)],
+    draft_sampling: Annotated[
+        DraftSamplingChoice, typer.Option("--draft-sampling", help="How it drafted above temperature 0.")
+    ] = DraftSamplingChoice.greedy,
+    depth: Annotated[
+        int | None, typer.Option("--depth", help="The most draft tokens, where the engine does not say.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="NAME[@VERSION]. Default: the engine that the file is of.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Also write the run to this file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a run of what an engine counted, for recommend, compare and gate."""
+    from specprobe.documents import dump_document
+    from specprobe.engine_numbers.imports import ImportOptions, import_run
+    from specprobe.run_document import run_document
+    from specprobe.run_files import check_out, keep_run
+    from specprobe.summary import summarize_run
+
+    if out is not None:
+        check_out(out)
+    run = import_run(
+        ImportOptions(tuple(files), drafter, temperature, draft_sampling.value, depth=depth, engine=engine)
+    )
+    summary = summarize_run(run)
+    document = dump_document(run_document(run, summary))
+    keep_run(document, out)
+    if as_json:
+        print(document)
+        _warn_on_stderr(run.notices)
+    else:
+        from specprobe.report import render_run
+
+        _print(render_run(run, summary))
 
 
 @app.command()

@@ -228,16 +228,21 @@ def check_comparable(
 
 def contrast_results(a: Acceptance, b: Acceptance, prompts: PairedPrompts, *, seed: int = 0) -> ResultContrast:
     """Two results over the same prompts, at every depth that both have."""
-    depth = min(a.depth, b.depth)
+    depth, first = min(a.depth, b.depth), max(a.first_depth, b.first_depth)
+    if first > depth:
+        raise SpecprobeError(
+            f"compare: {inert(a.label, 60)} has depths {a.first_depth} to {a.depth} in A, {b.first_depth} to {b.depth} "
+            f"in B; choose runs with a depth in common"
+        )
     counts_a, counts_b = prompts.sums(_counts(a, depth), _counts(b, depth))  # [U, depth, 5]
-    both = (counts_a[:, 0, _ROUNDS] > 0) & (counts_b[:, 0, _ROUNDS] > 0)
+    both = (counts_a[:, -1, _ROUNDS] > 0) & (counts_b[:, -1, _ROUNDS] > 0)
     counts_a, counts_b = counts_a[both], counts_b[both]
     rounds = counts_a[..., _ROUNDS].sum(axis=0) + counts_b[..., _ROUNDS].sum(axis=0)
     figures = {
         name: _contrasts(counts_a[..., columns], counts_b[..., columns], figure, seed)
         for name, (columns, figure) in _FIGURES.items()
     }
-    judged = int(np.argmin(rounds))
+    judged = first - 1 + int(np.argmin(rounds[first - 1 :]))
     return ResultContrast(
         a=a,
         b=b,

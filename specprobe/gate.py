@@ -25,7 +25,7 @@ from specprobe.notices import inert
 from specprobe.pairing import Difference, pair_prompts, pair_results, pair_temperatures
 from specprobe.recommendation_document import SCHEMA as RECOMMENDATION_SCHEMA
 from specprobe.result_choice import Choice, ChosenResult, choose_result
-from specprobe.run import Run
+from specprobe.run import ENGINE_SUMS, Run
 from specprobe.run_document import load_run
 from specprobe.temperature import intervals_at, within_bounds
 
@@ -229,6 +229,8 @@ def run_gate(run: Run, settings: GateSettings) -> GateResult:
         )
         measured = _regression(baseline, run, chosen)
         gates.append(Gate("max_regression", settings.max_regression, measured, is_maximum=True))
+    if sums := next((notice for notice in run.notices if notice.code == ENGINE_SUMS), None):
+        gates = [replace(gate, blocked=gate.blocked or inert(sums.message, 300)) for gate in gates]
     gates = [replace(gate, allow_undecided=settings.allow_undecided) for gate in gates]
     return GateResult(run, chosen, tuple(gates), settings.allow_undecided, differences)
 

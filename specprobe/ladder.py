@@ -72,7 +72,7 @@ def climb(acceptances: Sequence[Acceptance], *, seed: int = 0) -> tuple[Rung, ..
     rungs: list[Rung] = []
     best: tuple[Acceptance, int] | None = None
     for acceptance in sorted(with_rounds, key=lambda a: a.adoption):
-        depth = 1 + int(np.argmin(acceptance.rounds.sum(axis=0)))
+        depth = acceptance.depth_of_fewest_rounds
         totals = acceptance.totals(depth)
         step = _step(best, (acceptance, depth), seed) if best else None
         rungs.append(

@@ -6,7 +6,6 @@ The forms are those of docs/cost.md. Nothing here predicts.
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,9 @@ from typing import Any, Literal
 
 from specprobe.cost import LONGEST_SECONDS, SHORTEST_SECONDS
 from specprobe.csv_text import dict_reader, read_text
+from specprobe.engine_numbers.benchmarks import is_bench_result
 from specprobe.errors import SpecprobeError
+from specprobe.json_rows import json_rows
 from specprobe.notices import inert
 from specprobe.roofline import METHODS, method_kind
 
@@ -86,7 +87,7 @@ def read_points(paths: Sequence[Path]) -> tuple[Timing, ...]:
 
 def _timings(path: Path) -> Iterator[Timing]:
     for where, row in _rows(path):
-        yield _timing_of_result(row, where) if _is_result(row) else timing_of_row(row, where)
+        yield _timing_of_result(row, where) if is_bench_result(row) else timing_of_row(row, where)
 
 
 def timing_of_row(row: Mapping[str, Any], where: str) -> Timing:
@@ -230,11 +231,6 @@ class _Row:
         return max(TIMING_DEVIATION, 1.2533 * spread / math.sqrt(repeats) / self.seconds())
 
 
-def _is_result(row: Mapping[str, Any]) -> bool:
-    """Whether an object is what `vllm bench serve --save-result` writes."""
-    return "median_itl_ms" in row and "total_output_tokens" in row
-
-
 def _timing_of_result(row: Mapping[str, Any], where: str) -> Timing:
     """A benchmark of a server: the median gap between chunks is a round, its concurrency the batch."""
     cells = _Row({name: value for name, value in row.items() if value not in (None, "")}, where)
@@ -290,40 +286,9 @@ def _check_running(cells: _Row, batch: int, completed: int, output: float) -> No
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(place, row) of a file, CSV or JSON by its first character."""
     text = read_text(path, most_bytes=MOST_BYTES, what="a file of points", instead="a CSV or JSON file")
-    return _json_rows(path, text) if text.lstrip()[:1] in ("{", "[") else _csv_rows(path, text)
-
-
-def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Rows of an array, of an object with `points`, of one object, or of one object a line."""
-    try:
-        document = json.loads(text)
-    except RecursionError:
-        raise SpecprobeError(f"{path}: not JSON that can be read; write rows as in docs/cost.md") from None
-    except ValueError:
-        yield from _json_lines(path, text)
-        return
-    rows = document.get("points", [document]) if isinstance(document, dict) else document
-    if not isinstance(rows, list):
-        raise SpecprobeError(f"{path}: points: must be a list of rows")
-    for number, row in enumerate(rows, 1):
-        where = str(path) if rows == [document] else f"{path}: row {number}"
-        yield where, _object(row, where)
-
-
-def _json_lines(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                raise SpecprobeError(f"{path}:{number}: not JSON; mend or delete the line") from None
-            yield f"{path}:{number}", _object(row, f"{path}:{number}")
-
-
-def _object(row: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(row, dict):
-        raise SpecprobeError(f"{where}: is no object; write rows as in docs/cost.md")
-    return row
+    if text.lstrip()[:1] in ("{", "["):
+        return json_rows(path, text, advice="write rows as in docs/cost.md", list_key="points")
+    return _csv_rows(path, text)
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -117,6 +117,12 @@ def recommend(
         raise SpecprobeError(f"recommend: {_no_drafting_time(uncosted)}")
     if not cost.deepest:
         raise SpecprobeError("recommend: the cost has rounds of one query token only; add points with more")
+    if not (within := [a for a in costed if a.first_depth <= cost.deepest]):
+        raise SpecprobeError(
+            f"recommend: the cost covers {cost.deepest} draft tokens a round, and the engine ran with "
+            f"{costed[0].first_depth}; add points with more"
+        )
+    costed = within
     acceptances, left_out = judged(costed, run.engine_profile, cost, lengths)
     undecided = undecidable(lengths, acceptances, run.engine_profile)
     batches = _batches(cost)

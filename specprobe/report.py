@@ -94,7 +94,7 @@ def _what_was_measured(run: Run) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    sources = ", ".join(inert(str(source), 200) for source in workload["sources"])
+    sources = ", ".join(inert(str(source), 200) for source in workload["sources"]) or "an engine's own counters"
     columns = ", ".join(inert(str(column)) for column in workload.get("columns", ()))
     grid.add_row(
         "workload",
@@ -224,6 +224,8 @@ def _depths(summary: ResultSummary) -> Table:
         table.add_column(header, justify="right")
     best = max(summary.totals, key=lambda totals: totals.tokens_per_round or 0)
     for totals, interval in zip(summary.totals, summary.tokens_per_round, strict=True):
+        if totals.depth < summary.acceptance.first_depth:
+            continue
         table.add_row(
             str(totals.depth),
             format_number(totals.tokens_per_round),

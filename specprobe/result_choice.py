@@ -62,10 +62,13 @@ def choose_result(run: Run, choice: Choice) -> ChosenResult:
     deepest = max(wanted.values(), key=attrgetter("depth")).depth
     if choice.depth is not None and not 1 <= choice.depth <= deepest:
         raise SpecprobeError(f"--depth {choice.depth}: the run has depths 1 to {deepest}")
+    shallowest = min(result.first_depth for result in wanted.values())
+    if choice.depth is not None and choice.depth < shallowest:
+        raise SpecprobeError(f"--depth {choice.depth}: the engine ran at depth {shallowest}, and counted no other")
     found = [
         _at_best_depth(name, result, choice.depth)
         for name, result in wanted.items()
-        if choice.depth is None or choice.depth <= result.depth
+        if choice.depth is None or result.first_depth <= choice.depth <= result.depth
     ]
     most = max(map(_tokens_per_round, found))
     best = [one for one in found if _tokens_per_round(one) == most]
@@ -88,7 +91,7 @@ def _temperature(run: Run, asked: float | None) -> float:
 
 
 def _at_best_depth(name: str, acceptance: Acceptance, asked: int | None) -> ChosenResult:
-    depths = range(1, acceptance.depth + 1) if asked is None else [asked]
+    depths = range(acceptance.first_depth, acceptance.depth + 1) if asked is None else [asked]
     return max((ChosenResult(name, acceptance, depth) for depth in depths), key=_tokens_per_round)
 
 

@@ -100,6 +100,8 @@ def _result_rows(run: Run, acceptance: Acceptance, number: int, width: int) -> I
         lengths = (prompt_tokens[p], output_tokens[p])
         by_depth = zip(*(table[p].tolist() for table in tables), acceptance.accepted_at[p].tolist(), strict=True)
         for depth, (*counts, accepted_at) in enumerate(by_depth, 1):
+            if depth < acceptance.first_depth:
+                continue
             beyond = (None,) * (width - depth)
             yield (*request, *result, depth, *lengths, *counts, *accepted_at[:depth], *beyond)
 

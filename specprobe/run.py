@@ -15,6 +15,9 @@ from specprobe.acceptance import Acceptance
 from specprobe.entropy import EntropySummary
 from specprobe.notices import Notice
 
+# The code of the notice that an engine's counters do not tell requests apart, so that nothing has an interval.
+ENGINE_SUMS = "engine_sums"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResponseRecord:

@@ -84,6 +84,7 @@ def _result_json(run: Run, summary: ResultSummary) -> dict[str, Any]:
         "temperature": acceptance.temperature,
         "draft_sampling": acceptance.draft_sampling,
         "fixed_length": acceptance.fixed_length,
+        **({"first_depth": acceptance.first_depth} if acceptance.first_depth > 1 else {}),
         "adoption": ADOPTION_WORDS[Adoption(acceptance.adoption)],
         "outside_share": acceptance.outside_share,
         "depths": [
@@ -276,7 +277,11 @@ def _acceptance_from_json(entry: Mapping[str, Any], responses: Mapping[float, Re
     # A last round may run past the end by what it drafted; expectations are rounded as they are summed.
     written = rounds.reshape(num_prompts, depth) + table("accepted_at", np.float64).sum(axis=2)
     left = written - np.maximum(record.output_tokens - 1, 0)[:, None]
-    if ((left < -LARGEST_ROUNDING) | (left > np.arange(1, depth + 1) + LARGEST_ROUNDING)).any():
+    first_depth = entry.get("first_depth", 1)
+    if type(first_depth) is not int or not 1 <= first_depth <= depth:
+        raise ValueError("first_depth out of range")
+    beyond = (left < -LARGEST_ROUNDING) | (left > np.arange(1, depth + 1) + LARGEST_ROUNDING)
+    if beyond[:, first_depth - 1 :].any():
         raise ValueError("rounds and accepted tokens that do not write the responses")
     _expect(entry["drafter"], str, "drafter")
     _expect(entry["config"], dict, "config")
@@ -295,6 +300,7 @@ def _acceptance_from_json(entry: Mapping[str, Any], responses: Mapping[float, Re
         # Runs of the first version had model-free drafters only.
         adoption={words: level for level, words in ADOPTION_WORDS.items()}[entry.get("adoption", "flag")],
         outside_share=entry.get("outside_share"),
+        first_depth=first_depth,
         prompts=record.prompts,
         expectation=Expectation(table("expected_at_risk_at", np.float64), table("expected_accepted_at", np.float64))
         if rows and all("expected_accepted_at" in row for row in rows)

@@ -132,13 +132,16 @@ class Speedup:
 
     @staticmethod
     def _mean_query(sums: Floats) -> Floats:
-        """[...] mean query tokens per sequence: 1 + drafted."""
-        return 1 + sums[..., 5:].sum(axis=-1) / sums[..., 4]
+        """[...] mean query tokens per sequence: 1 + drafted; NaN where there is no round."""
+        with np.errstate(invalid="ignore"):
+            mean: Floats = 1 + sums[..., 5:].sum(axis=-1) / sums[..., 4]
+        return mean
 
     @staticmethod
     def _shares(sums: Floats) -> Floats:
         """[..., K + 1] the share of rounds that drafted exactly 0..K tokens."""
-        at_least = sums[..., 4:] / sums[..., 4:5]
+        with np.errstate(invalid="ignore"):
+            at_least = sums[..., 4:] / sums[..., 4:5]
         return at_least - np.concatenate([at_least[..., 1:], np.zeros_like(at_least[..., :1])], axis=-1)
 
 
@@ -177,5 +180,9 @@ def speedups(
 
 
 def best_depth(speedups: Floats) -> tuple[int, float]:
-    """The depth with the largest of the speed-ups [K], or a shallower one that is as good; and the largest."""
-    return 1 + int(np.argmax(speedups >= speedups.max() * (1 - DEPTH_TOLERANCE))), float(speedups.max())
+    """The depth with the largest of the speed-ups [K], or a shallower one that is as good; and the largest.
+
+    NaN where a depth was not counted.
+    """
+    largest = float(np.nanmax(speedups))
+    return 1 + int(np.argmax(speedups >= largest * (1 - DEPTH_TOLERANCE))), largest

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from specprobe.acceptance import Acceptance
-from specprobe.breakdown import MAX_GROUPS, by_group, concentration, depth_of_fewest_rounds
+from specprobe.breakdown import MAX_GROUPS, by_group, concentration
 from specprobe.interval import MIN_PROMPTS
 from specprobe.summary import summarize
 from specprobe.temperature_report import render_concentration, render_groups
@@ -48,9 +48,9 @@ def printed(renderable: RenderableType) -> str:
 
 
 def test_the_best_depth_has_the_fewest_rounds_and_of_equals_is_the_shallowest():
-    assert depth_of_fewest_rounds(acceptance([11, 21], [4, 0])) == 2
-    assert depth_of_fewest_rounds(acceptance([11, 21], [0, 1])) == 2
-    assert depth_of_fewest_rounds(acceptance([11, 21], [0, 0])) == 1
+    assert acceptance([11, 21], [4, 0]).depth_of_fewest_rounds == 2
+    assert acceptance([11, 21], [0, 1]).depth_of_fewest_rounds == 2
+    assert acceptance([11, 21], [0, 0]).depth_of_fewest_rounds == 1
 
 
 def test_groups_by_hand():
@@ -108,7 +108,7 @@ def test_groups_add_up_to_the_totals(data):
     result = acceptance(*([row[i] for row in rows] for i in (0, 1)))
     groups = by_group(result, [row[2] for row in rows])
     assert len(groups) <= MAX_GROUPS
-    totals = result.totals(depth_of_fewest_rounds(result))
+    totals = result.totals(result.depth_of_fewest_rounds)
     for key in ("responses", "emitted_tokens", "rounds", "drafted_rounds", "accepted_tokens"):
         assert sum(getattr(group.totals, key) for group in groups) == getattr(totals, key)
     speeds = [group.totals.tokens_per_round or 0 for group in groups]
