@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specprobe.containers import Contents, Skip, hub_rows, plain_name, read_rows
+from specprobe.batch_files import BatchAnswers, is_output, request_id
+from specprobe.containers import Contents, Row, Skip, hub_rows, plain_name, read_rows
 from specprobe.errors import SpecprobeError
-from specprobe.formats import FORMATS, TEXT_COLUMNS, ExportError, parse, parse_as, parse_field
+from specprobe.formats import FORMATS, TEXT_COLUMNS, parse, parse_as, parse_field
 from specprobe.formats.chat import WRAPPERS
 from specprobe.formats.conversation import Completion, Conversation, Parsed, Request, Requests, TokenRow, requests
 from specprobe.formats.request import has_structured_output, has_unreadable_tools
+from specprobe.gather import ReadRow, gathered, without_repeats
 from specprobe.notices import Notice, inert
 from specprobe.sources import Source, open_source
 
@@ -67,7 +69,9 @@ class FileSummary:
     prompts by the rules "first user turn only", "one for each logged answer" and "what analyze would use".
     `skipped` counts, by reason, rows without a first user turn to send, and logged answers that are none
     (empty_answer, error_answer); `lines` holds the first places of each. `cut` counts answers whose context cannot
-    be replayed, `repaired` rows in which lone surrogates were replaced. `error` says why nothing could be used.
+    be replayed, `repaired` rows in which lone surrogates were replaced. `models` counts the logged answers in use by
+    the model that wrote them, as far as the log says; `joined` counts answers that went to requests of other files.
+    `error` says why nothing could be used.
     """
 
     path: str
@@ -84,6 +88,8 @@ class FileSummary:
     cut: Mapping[str, int]
     repaired: int
     structured_outputs: int
+    models: Mapping[str, int]
+    joined: int
     notices: tuple[Notice, ...]
     error: str | None
 
@@ -114,7 +120,7 @@ class RowPrompts:
 
     def ids(self) -> list[str | int]:
         """The row's own id, `id#n` where the row gives several prompts, `file:line` where it has none."""
-        own = own_id(self.row)
+        own = self.parsed.identity or own_id(self.row)
         base = f"{self.source}:{self.line}" if own is None else own
         count = len(self.requests)
         return [base] if count == 1 else [f"{base}#{n}" for n in range(1, count + 1)]
@@ -139,6 +145,8 @@ class Tally:
     cut: Counter[str] = field(default_factory=Counter)
     repaired: int = 0
     structured_outputs: int = 0
+    models: Counter[str] = field(default_factory=Counter)
+    joined: int = 0
     unreadable_tools: int = 0
     keys_seen: tuple[str, ...] = ()
     keys_ungrouped: tuple[str, ...] = ()
@@ -162,7 +170,7 @@ class Tally:
     def freeze(self) -> FileSummary:
         """The summary, with the warnings that the counts call for."""
         notices = [*self.notices, *self._warnings()]
-        error = self.error or (None if self.prompts else self._why_nothing())
+        error = self.error or (None if self.prompts or self.joined else self._why_nothing())
         return FileSummary(
             path=self.path,
             container=self.container,
@@ -178,6 +186,8 @@ class Tally:
             cut=dict(self.cut),
             repaired=self.repaired,
             structured_outputs=self.structured_outputs,
+            models=dict(self.models),
+            joined=self.joined,
             notices=tuple(notices),
             error=error,
         )
@@ -202,6 +212,13 @@ class Tally:
                 "text_repaired",
                 f"{self.path}: lone surrogates in {self.repaired} rows were replaced by U+FFFD, since tokenizers "
                 "refuse them; the writer of the log cuts characters in two",
+            )
+        if len(self.models) > 1:
+            models = ", ".join(f"{inert(model)} {count}" for model, count in self.models.most_common(MODELS_SHOWN))
+            yield Notice(
+                "several_models",
+                f"{self.path}: logged answers of {len(self.models)} models ({models}); --responses logged replays "
+                "those of one, the target's where the log has it, and leaves out the others",
             )
         if self.unreadable_tools:
             yield Notice(
@@ -239,59 +256,47 @@ class Tally:
 
 def _answers_only_hint(keys: tuple[str, ...]) -> str | None:
     present = set(keys)
-    if {"custom_id", "response"} <= present:
-        return "a batch output file holds answers only: give the batch input file"
+    if present & {"custom_id", "recordId"} and present & {"response", "result", "modelOutput"}:
+        return "a batch output file holds answers only: give the batch input file too"
     if {"answer_id", "choices"} <= present or {"task_id", "completion"} <= present:
         return "this file holds answers only: give the file with the prompts"
     return None
 
 
 KEYS_SHOWN = 12
+MODELS_SHOWN = 6
 
 
-def scan(source: Source, options: ReadOptions, tally: Tally) -> Iterator[RowPrompts]:
+def scan(
+    source: Source, options: ReadOptions, tally: Tally, answers: BatchAnswers | None = None
+) -> Iterator[RowPrompts]:
     """Yield the rows of a source with the prompts to use of each, by the rule in `options`.
+
+    `answers` are those of batch output files, for requests whose answers are in other files.
 
     What is wrong with a source that cannot be read is told in `tally.error`.
     """
     try:
         if source.is_hub:
-            yield from _scan_contents(source.name, hub_rows(source.name), options, tally)
+            yield from _scan_contents(source.name, hub_rows(source.name), options, tally, answers)
             return
         with open_source(source) as stream:
             tally.compression = stream.compression
             columns = TEXT_COLUMNS
             if options.prompt_field:
                 columns |= {plain_name(options.prompt_field)}
-            yield from _scan_contents(source.name, read_rows(stream, columns), options, tally)
+            yield from _scan_contents(source.name, read_rows(stream, columns), options, tally, answers)
     except SpecprobeError as error:
         tally.fail(str(error))
-    except ExportError as export:
-        tally.fail(
-            f"{source.name}:{tally.rows}: {_article(str(export))}; this version does not read it; "
-            'convert it to rows of {"messages": [...]}'
-        )
 
 
-def _article(noun: str) -> str:
-    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
-
-
-def _scan_contents(path: str, contents: Contents, options: ReadOptions, tally: Tally) -> Iterator[RowPrompts]:
+def _scan_contents(
+    path: str, contents: Contents, options: ReadOptions, tally: Tally, answers: BatchAnswers | None
+) -> Iterator[RowPrompts]:
     tally.container = contents.container
-    for row in contents.rows:
-        line, value, repaired = row
-        tally.rows += 1
-        if repaired:
-            tally.repaired += 1
-        found: Parsed | Skip
-        name = ""
-        if type(value) is Skip:
-            found = value
-        else:
-            if not tally.keys_seen and type(value) is dict:
-                tally.keys_seen = _first_keys(value)
-            name, found = _parse(value, options)
+    rows = gathered(contents.rows, is_lines=contents.container in ("jsonl", "csv"))
+    for row, name, found in without_repeats(_read(rows, options, tally, answers)):
+        line, value, _ = row
         if type(found) is Parsed:
             offered = requests(found)
             uses = _chosen(offered, options)
@@ -305,6 +310,31 @@ def _scan_contents(path: str, contents: Contents, options: ReadOptions, tally: T
             tally.skip(found.reason, line)
             tally.rows_without_prompt += 1
     tally.notices += contents.notices
+
+
+def _read(rows: Iterator[Row], options: ReadOptions, tally: Tally, answers: BatchAnswers | None) -> Iterator[ReadRow]:
+    for row in rows:
+        value = row.value
+        tally.rows += 1
+        if row.repaired:
+            tally.repaired += 1
+        if type(value) is Skip:
+            yield ReadRow(row, "", value)
+        else:
+            if not tally.keys_seen and type(value) is dict:
+                tally.keys_seen = _first_keys(value)
+            if answers is not None and request_id(value) is not None:
+                if is_output(value):
+                    problem = answers.output_problem(value, tally.path)
+                    if problem is None:
+                        tally.joined += 1
+                    else:
+                        yield ReadRow(row, "", Skip(problem))
+                    continue
+                value, missing = answers.answered(value)
+                if missing:
+                    tally.skip(missing, row.line)
+            yield ReadRow(row, *_parse(value, options))
 
 
 def _chosen(offered: Requests, options: ReadOptions) -> list[Request]:
@@ -333,10 +363,24 @@ def _count_uses(tally: Tally, name: str, uses: list[Request], found: Parsed) -> 
     tally.prompts += len(uses)
     tally.formats[name] += 1
     tally.columns[uses[0].item.column] += len(uses)
+    for use in uses:
+        model = model_of(use, found.request)
+        if model is not None:
+            tally.models[model] += 1
     if has_structured_output(found.request):
         tally.structured_outputs += len(uses)
     if ("tools" in found.request or "functions" in found.request) and has_unreadable_tools(found.request):
         tally.unreadable_tools += 1
+
+
+def model_of(use: Request, request: Mapping[str, Any]) -> str | None:
+    """The model that wrote a logged answer, where the log says so; None without an answer."""
+    if use.answer is None and not (type(use.item) is TokenRow and use.item.output):
+        return None
+    if use.answer is not None and use.answer.model:
+        return use.answer.model
+    value = request.get("model")
+    return value if type(value) is str and value else None
 
 
 def _group(tally: Tally, row: Any, column: str | None) -> str | None:
