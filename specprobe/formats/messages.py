@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ def sent_turns(value: Any) -> list[Turn] | None:
             parsed = parse_json(value)
             if isinstance(parsed, dict | list) or (isinstance(parsed, str) and parsed.lstrip().startswith(("{", "["))):
                 return sent_turns(parsed)
+            if is_cut_json(value):
+                return None
         return marked([Turn("user", value)])
     if isinstance(value, dict):
         return _turns_in_dict(value)
@@ -39,6 +42,14 @@ def sent_turns(value: Any) -> list[Turn] | None:
     if not any("role" in item or "from" in item for item in items):
         return None
     return marked(turns(_with_tool_roles(items)))
+
+
+_CUT_JSON = re.compile(r"""\s*[\[{][\[{\s]*["'](role|choices|parts|content|messages|model|type)["']:""")
+
+
+def is_cut_json(text: str) -> bool:
+    """Whether a text that is no JSON was to be JSON of messages: tracers cut long values, or write Python's repr."""
+    return _CUT_JSON.match(text) is not None
 
 
 def _turns_in_dict(value: Mapping[str, Any]) -> list[Turn] | None:

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specprobe.formats.messages import chat_items
-from specprobe.formats.turns import Turn, as_list, parse_json, turn, turns
+from specprobe.formats.messages import chat_items, is_cut_json
+from specprobe.formats.turns import (
+    CALL_PARTS,
+    REASONING_PARTS,
+    RESULT_PARTS,
+    ROLES,
+    TEXT_PARTS,
+    Turn,
+    as_list,
+    parse_json,
+    turn,
+    turns,
+)
 
 FAILED_FINISHES = frozenset(
     ["content_filter", "content-filter", "safety", "recitation", "error", "abort", "aborted", "cancelled", "canceled"]
@@ -28,6 +39,8 @@ def reply(value: Any) -> Turn | None:
     """
     if isinstance(value, str):
         parsed = parse_json(value) if value.lstrip().startswith(("{", "[")) else None
+        if parsed is None and is_cut_json(value):
+            return Turn("assistant", unusable="unknown_output")
         # An answer that is JSON itself (structured output) is text.
         return (reply(parsed) if _is_reply(parsed) else None) or Turn("assistant", value)
     if isinstance(value, list):
@@ -44,28 +57,44 @@ def reply(value: Any) -> Turn | None:
     return found
 
 
-REPLY_KEYS = frozenset(
-    ["choices", "candidates", "generations", "message", "role", "lc", "output", "status_code", "error"]
-)
+_ITEM_TYPES = TEXT_PARTS | CALL_PARTS | RESULT_PARTS | REASONING_PARTS | {"message"}
 
 
 def _is_reply(value: Any) -> bool:
     """Whether parsed JSON text has the shape of a response, and not that of an answer that is JSON itself."""
     if isinstance(value, list):
-        return bool(value) and all(
-            isinstance(item, list) or (isinstance(item, dict) and _is_message(item)) for item in value
-        )
+        return bool(value) and all(_is_item(item) for item in value)
     if not isinstance(value, dict):
         return False
-    if "content" in value or "parts" in value:
-        return "role" in value or "stop_reason" in value or isinstance(value.get("content"), list)
-    return bool(REPLY_KEYS & value.keys()) or (
-        "text" in value and bool({"finish_reason", "finishReason"} & value.keys())
-    )
+    keys = value.keys()
+    options = next((value[key] for key in ("choices", "candidates", "generations") if value.get(key)), None)
+    if isinstance(options, list):
+        return isinstance(options[0], list) or (isinstance(options[0], dict) and bool(_CHOICE_KEYS & options[0].keys()))
+    if isinstance(value.get("message"), dict):
+        return not {"role", "content"}.isdisjoint(value["message"])
+    if isinstance(value.get("output"), list):
+        return bool(value["output"]) and all(_is_item(item) for item in value["output"])
+    if isinstance(value.get("content"), list):
+        return "role" in keys or "stop_reason" in keys or all(_is_item(item) for item in value["content"])
+    if isinstance(value.get("role"), str):
+        return value["role"].lower() in ROLES and bool(_MESSAGE_KEYS & keys)
+    if "status_code" in keys or "lc" in keys:
+        return True
+    return ("text" in keys and bool(_FINISH_KEYS & keys)) or isinstance(value.get("error"), dict)
 
 
-def _is_message(item: Mapping[str, Any]) -> bool:
-    return bool({"role", "message", "lc"} & item.keys()) or ("type" in item and len(item) > 1)
+_CHOICE_KEYS = frozenset(["message", "text", "delta", "content", "generation_info"])
+_MESSAGE_KEYS = frozenset(["content", "parts", "tool_calls", "function_call"])
+_FINISH_KEYS = frozenset(["finish_reason", "finishReason", "stop_reason"])
+
+
+def _is_item(item: Any) -> bool:
+    """Whether one of a list is a message, a content part or an item of the Responses API."""
+    if isinstance(item, list):
+        return bool(item) and all(isinstance(one, dict) for one in item)
+    if not isinstance(item, dict):
+        return False
+    return not {"role", "message", "lc"}.isdisjoint(item) or item.get("type") in _ITEM_TYPES
 
 
 def _reply_in_dict(value: Mapping[str, Any]) -> Turn | None:
@@ -156,8 +185,8 @@ def is_failed_finish(reason: Any) -> bool:
 
 
 def _has_failed(value: Mapping[str, Any]) -> bool:
-    state = value.get("status")
-    return bool(value.get("error")) or (isinstance(state, str) and state.lower() in FAILED_STATES)
+    states = (value.get("status"), value.get("type"))
+    return bool(value.get("error")) or any(isinstance(one, str) and one.lower() in FAILED_STATES for one in states)
 
 
 def _name(value: Any) -> str | None:

@@ -180,6 +180,8 @@ def _result_text(value: Any) -> str:
     """What a tool returned, where it is no text: the text in it, else its JSON."""
     if isinstance(value, str):
         return value
+    if isinstance(value, dict) and value.get("type") == "json" and "value" in value:
+        value = value["value"]
     inner = part_text(value) if isinstance(value, dict) else ""
     return inner or json.dumps(value, ensure_ascii=False, default=str)
 
