@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from specprobe.containers import Row, Skip
 from specprobe.formats.conversation import Completion, Conversation, Parsed
-from specprobe.formats.logs import SUSPECT_KEYS, is_related, rows_in
+from specprobe.formats.logs import DOCUMENT_KEYS, rows_in
 from specprobe.formats.oasst import grown, is_flat
 from specprobe.formats.spans import SpanLink, span_link
 
@@ -36,28 +36,27 @@ def gathered(rows: Iterable[Row], *, is_lines: bool) -> Iterator[Row]:
 
     `is_lines`: `line` counts lines of the file, so what one line held keeps its number; else rows are counted on.
     """
-    messages: list[tuple[int, Any]] = []
+    messages: list[Row] = []
     added = 0
     for row in rows:
         value = row.value
-        if type(value) is not dict or (
-            SUSPECT_KEYS.isdisjoint(value) and "data" not in value and "traces" not in value
-        ):
-            yield row if is_lines or not added else row._replace(line=row.line + added)
-            continue
-        inner = rows_in(value)
-        if inner is not None:
+        if added:
+            row = row._replace(line=row.line + added)
+        # Gigabytes of rows pass here; most of them stop at this line.
+        if type(value) is not dict or DOCUMENT_KEYS.isdisjoint(value):
+            yield row
+        elif (inner := rows_in(value)) is not None:
             for i, item in enumerate(inner):
                 known = item if isinstance(item, dict) else Skip("not_object")
-                yield Row(row.line if is_lines else row.line + added + i, known, row.repaired and not i)
-            added += max(0, len(inner) - 1)
+                yield Row(row.line if is_lines else row.line + i, known, row.repaired and not i)
+            added += 0 if is_lines else max(0, len(inner) - 1)
         elif is_flat(value):
-            messages.append((row.line + (0 if is_lines else added), row))
+            messages.append(row)
         else:
-            yield row if is_lines or not added else row._replace(line=row.line + added)
-    outcome = grown([(line, row.value) for line, row in messages])
-    for i, (line, row) in enumerate(messages):
-        yield Row(line, outcome[i], row.repaired)
+            yield row
+    outcome = grown([row.value for row in messages])
+    for i, row in enumerate(messages):
+        yield row._replace(value=outcome[i])
 
 
 class _Held(NamedTuple):
@@ -66,32 +65,35 @@ class _Held(NamedTuple):
     digest: bytes | None
 
 
-def without_repeats(rows: Iterable[ReadRow]) -> Iterator[ReadRow]:
-    """The same rows, save that a span which repeats the request of a span inside it is skipped as `repeated_span`.
+class SpanWindow:
+    """Holds back spans until those around them are known, and skips as `repeated_span` what a span inside sent, too.
 
     Frameworks and the clients below them both report one call, and an agent's span shows what its first call sent.
     """
-    held: deque[_Held] = deque()
-    traces = _Traces()
-    for row in rows:
-        if not is_related(row.name):
-            yield row
-            continue
-        link = span_link(row.row.value)
+
+    def __init__(self) -> None:
+        self._held: deque[_Held] = deque()
+        self._traces = _Traces()
+
+    def put(self, row: ReadRow) -> Iterator[ReadRow]:
+        """Take in a span, and give those that need not wait any longer."""
+        link = span_link(row.row.value) if type(row.row.value) is dict else None
         digest = _digest(row.found) if link is not None and type(row.found) is Parsed else None
         if link is not None:
-            traces.add(link, digest)
-        held.append(_Held(row, link, digest))
-        if len(held) > HELD_SPANS:
-            yield _checked(held.popleft(), traces)
-    while held:
-        yield _checked(held.popleft(), traces)
+            self._traces.add(link, digest)
+        self._held.append(_Held(row, link, digest))
+        if len(self._held) > HELD_SPANS:
+            yield self._checked(self._held.popleft())
 
+    def rest(self) -> Iterator[ReadRow]:
+        """What is still held, at the end of the source."""
+        while self._held:
+            yield self._checked(self._held.popleft())
 
-def _checked(item: _Held, traces: _Traces) -> ReadRow:
-    if item.link is not None and item.digest is not None and traces.has_inner(item.link, item.digest):
-        return item.row._replace(found=Skip("repeated_span"))
-    return item.row
+    def _checked(self, item: _Held) -> ReadRow:
+        if item.link is not None and item.digest is not None and self._traces.has_inner(item.link, item.digest):
+            return item.row._replace(found=Skip("repeated_span"))
+        return item.row
 
 
 class _Traces:

@@ -16,8 +16,9 @@ from specprobe.errors import SpecprobeError
 from specprobe.formats import FORMATS, TEXT_COLUMNS, parse, parse_as, parse_field
 from specprobe.formats.chat import WRAPPERS
 from specprobe.formats.conversation import Completion, Conversation, Parsed, Request, Requests, TokenRow, requests
+from specprobe.formats.logs import RELATED_FORMATS
 from specprobe.formats.request import has_structured_output, has_unreadable_tools
-from specprobe.gather import ReadRow, gathered, without_repeats
+from specprobe.gather import ReadRow, SpanWindow, gathered
 from specprobe.notices import Notice, inert
 from specprobe.sources import Source, open_source
 
@@ -294,47 +295,67 @@ def _scan_contents(
     path: str, contents: Contents, options: ReadOptions, tally: Tally, answers: BatchAnswers | None
 ) -> Iterator[RowPrompts]:
     tally.container = contents.container
-    rows = gathered(contents.rows, is_lines=contents.container in ("jsonl", "csv"))
-    for row, name, found in without_repeats(_read(rows, options, tally, answers)):
-        line, value, _ = row
-        if type(found) is Parsed:
-            offered = requests(found)
-            uses = _chosen(offered, options)
-            _count(tally, line, offered)
-            if uses:
-                _count_uses(tally, name, uses, found)
-                yield RowPrompts(path, line, value, found, uses, _group(tally, value, options.group_by))
-            else:
-                tally.rows_without_prompt += 1
-        elif type(found) is Skip:
-            tally.skip(found.reason, line)
-            tally.rows_without_prompt += 1
-    tally.notices += contents.notices
-
-
-def _read(rows: Iterator[Row], options: ReadOptions, tally: Tally, answers: BatchAnswers | None) -> Iterator[ReadRow]:
-    for row in rows:
-        value = row.value
+    window = SpanWindow()
+    for row in gathered(contents.rows, is_lines=contents.container in ("jsonl", "csv")):
         tally.rows += 1
         if row.repaired:
             tally.repaired += 1
-        if type(value) is Skip:
-            yield ReadRow(row, "", value)
+        if answers is not None and type(row.value) is dict:
+            joined = _joined(row, tally, answers)
+            if joined is None:
+                continue
+            row = joined
+        name, found = _read(row.value, options, tally)
+        if name in RELATED_FORMATS:
+            for ready in window.put(ReadRow(row, name, found)):
+                yield from _counted(path, *ready, options, tally)
         else:
-            if not tally.keys_seen and type(value) is dict:
-                tally.keys_seen = _first_keys(value)
-            if answers is not None and request_id(value) is not None:
-                if is_output(value):
-                    problem = answers.output_problem(value, tally.path)
-                    if problem is None:
-                        tally.joined += 1
-                    else:
-                        yield ReadRow(row, "", Skip(problem))
-                    continue
-                value, missing = answers.answered(value)
-                if missing:
-                    tally.skip(missing, row.line)
-            yield ReadRow(row, *_parse(value, options))
+            yield from _counted(path, row, name, found, options, tally)
+    for ready in window.rest():
+        yield from _counted(path, *ready, options, tally)
+    tally.notices += contents.notices
+
+
+def _joined(row: Row, tally: Tally, answers: BatchAnswers) -> Row | None:
+    """A row with the answer of its request, where it asks for one; None for an answer that went to another file."""
+    if request_id(row.value) is None:
+        return row
+    if is_output(row.value):
+        problem = answers.output_problem(row.value, tally.path)
+        tally.joined += problem is None
+        return row._replace(value=Skip(problem)) if problem else None
+    value, missing = answers.answered(row.value)
+    if missing:
+        tally.skip(missing, row.line)
+    return row._replace(value=value)
+
+
+def _read(value: Any, options: ReadOptions, tally: Tally) -> tuple[str, Parsed | Skip]:
+    if type(value) is Skip:
+        return "", value
+    if not tally.keys_seen and type(value) is dict:
+        tally.keys_seen = _first_keys(value)
+    return _parse(value, options)
+
+
+def _counted(
+    path: str, row: Row, name: str, found: Parsed | Skip, options: ReadOptions, tally: Tally
+) -> Iterator[RowPrompts]:
+    """The prompts to use of a row, if any, once everything it holds is counted."""
+    line, value, _ = row
+    if type(found) is Skip:
+        tally.skip(found.reason, line)
+        tally.rows_without_prompt += 1
+        return
+    assert type(found) is Parsed
+    offered = requests(found)
+    uses = _chosen(offered, options)
+    _count(tally, line, offered)
+    if uses:
+        _count_uses(tally, name, uses, found)
+        yield RowPrompts(path, line, value, found, uses, _group(tally, value, options.group_by))
+    else:
+        tally.rows_without_prompt += 1
 
 
 def _chosen(offered: Requests, options: ReadOptions) -> list[Request]:
@@ -364,8 +385,7 @@ def _count_uses(tally: Tally, name: str, uses: list[Request], found: Parsed) -> 
     tally.formats[name] += 1
     tally.columns[uses[0].item.column] += len(uses)
     for use in uses:
-        model = model_of(use, found.request)
-        if model is not None:
+        if (model := model_of(use, found.request)) is not None:
             tally.models[model] += 1
     if has_structured_output(found.request):
         tally.structured_outputs += len(uses)
@@ -375,12 +395,14 @@ def _count_uses(tally: Tally, name: str, uses: list[Request], found: Parsed) -> 
 
 def model_of(use: Request, request: Mapping[str, Any]) -> str | None:
     """The model that wrote a logged answer, where the log says so; None without an answer."""
-    if use.answer is None and not (type(use.item) is TokenRow and use.item.output):
-        return None
-    if use.answer is not None and use.answer.model:
-        return use.answer.model
+    answer = use.answer
+    if answer is None:
+        if type(use.item) is not TokenRow or not use.item.output:
+            return None
+    elif answer.model:
+        return answer.model
     value = request.get("model")
-    return value if type(value) is str and value else None
+    return value if value and type(value) is str else None
 
 
 def _group(tally: Tally, row: Any, column: str | None) -> str | None:

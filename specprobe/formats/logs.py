@@ -26,6 +26,8 @@ LOGS: dict[str, tuple[Callable[[Row], bool], Reader]] = {
 """Name -> whether a row is of it, and its reader. Spans have three names and are recognised apart."""
 
 SPAN_FORMATS = ("openinference", "otel", "vercel")
+RELATED_FORMATS = frozenset([*SPAN_FORMATS, "langfuse"])
+"""Formats whose rows name one another as parent and child."""
 
 SUSPECT_KEYS = frozenset(
     [
@@ -35,6 +37,15 @@ SUSPECT_KEYS = frozenset(
     ]
 )
 """A row without any of these keys and without a span key is no log, unless OASST's `prompt` object is in it."""
+
+
+DOCUMENT_KEYS = frozenset(
+    [
+        *("resourceSpans", "resource_spans", "spans", "observations", "trace", "data", "traces"),
+        *("message_tree_id", "message_id", "user_message_id"),
+    ]
+)
+"""A row without any of these keys holds no other rows, and belongs to no tree of messages."""
 
 
 def read_log(row: Row) -> tuple[str, Parsed | Skip] | None:
@@ -47,15 +58,8 @@ def read_log(row: Row) -> tuple[str, Parsed | Skip] | None:
     return spans.read_span(row) if spans.is_span(row) else None
 
 
-def is_related(name: str) -> bool:
-    """Whether rows of this format name one another as parent and child."""
-    return name in SPAN_FORMATS or name == "langfuse"
-
-
 def rows_in(row: Row) -> list[Any] | None:
     """The spans or observations of a document that holds several; None where the row is a row itself."""
-    if SUSPECT_KEYS.isdisjoint(row) and "data" not in row and "traces" not in row:
-        return None
     for key in ("resourceSpans", "resource_spans"):
         if isinstance(row.get(key), list):
             return list(_otlp_spans(row[key]))

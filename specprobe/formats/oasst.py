@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specprobe.containers import Skip
@@ -82,19 +82,19 @@ def _turn(node: Row) -> Turn:
     return made
 
 
-def grown(messages: list[tuple[int, Row]]) -> dict[int, Row | Skip]:
-    """Join flat messages: position -> the tree of a root, or why a message opens none.
+def grown(messages: Sequence[Row]) -> list[Row | Skip]:
+    """Join flat messages: for each, the tree that it is the root of, or why it is none.
 
     A message whose parent is not in the file is a root. Messages that are their own ancestors hang from no root.
     """
     replies: dict[str, list[int]] = {}
     known: dict[str, int] = {}
-    for i, (_, row) in enumerate(messages):
+    for i, row in enumerate(messages):
         name = message_id(row)
         if name is not None:
             known.setdefault(name, i)
     roots = []
-    for i, (_, row) in enumerate(messages):
+    for i, row in enumerate(messages):
         parent = parent_id(row)
         if parent is not None and parent in known:
             replies.setdefault(parent, []).append(i)
@@ -105,18 +105,14 @@ def grown(messages: list[tuple[int, Row]]) -> dict[int, Row | Skip]:
     while pending:
         i = pending.pop()
         if i not in trees:
-            trees[i] = dict(messages[i][1])
-            name = message_id(messages[i][1])
+            trees[i] = dict(messages[i])
+            name = message_id(messages[i])
             # Of messages with one id, the first has the replies.
             pending += replies.get(name, []) if name is not None and known[name] == i else []
     for name, below in replies.items():
         if known[name] in trees:
             trees[known[name]]["replies"] = [trees[i] for i in below]
-    outcome: dict[int, Row | Skip] = {}
-    is_root = set(roots)
-    for i in range(len(messages)):
-        if i in is_root:
-            outcome[i] = {"prompt": trees[i], "message_tree_id": message_id(trees[i])}
-        else:
-            outcome[i] = Skip("not_a_root" if i in trees else "bad_tree")
+    outcome: list[Row | Skip] = [Skip("not_a_root" if i in trees else "bad_tree") for i in range(len(messages))]
+    for i in roots:
+        outcome[i] = {"prompt": trees[i], "message_tree_id": message_id(trees[i])}
     return outcome
