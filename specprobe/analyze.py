@@ -168,6 +168,8 @@ def _workload_record(options: AnalyzeOptions, workload: Workload, sources: Sourc
         skipped.update(found.skipped)
     if sources.origin.requests.refused:
         skipped["engine_refuses"] += sources.origin.requests.refused
+    if sources.origin.of_other_models:
+        skipped["other_model"] += sources.origin.of_other_models
     return {
         "sources": list(options.prompts),
         "format": workload.format,

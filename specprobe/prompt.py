@@ -34,8 +34,9 @@ class Prompt:
     Exactly one of `messages`, `text` (a raw completion prompt, no chat template) and `token_ids` is set.
     The answer, where the log holds one, is `answer` or, for rows of token ids, `answer_token_ids`;
     `tail_token_ids` are the tokens that would have followed the end of the answer (recorded by some
-    benchmarks), which an engine's last round may still have accepted. `group` is the label by which results are
-    broken down: text out of the log or a file's name, as it is, so to be escaped where it is printed.
+    benchmarks), which an engine's last round may still have accepted. `model` wrote the answer, by the log. `group` is
+    the label by which results are broken down: text out of the log or a file's name, as it is, so to be escaped where
+    it is printed.
     """
 
     id: str | int
@@ -51,6 +52,7 @@ class Prompt:
     tools: tuple[Mapping[str, Any], ...] = ()
     structured_output: bool = False
     settings: Mapping[str, float | int] = field(default_factory=lambda: MappingProxyType({}))
+    model: str | None = None
     group: str | None = None
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,13 +28,15 @@ if TYPE_CHECKING:
 
 # Cutting so many into tokens may take a second or more.
 MANY_PROMPTS = 200
+MODELS_SHOWN = 6
+"""Names of models that a notice lists, the most frequent ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Who the responses come from, known before there are any: the log, or a target that writes them now.
 
-    `requests`: what is asked, by temperature.
+    `requests`: what is asked, by temperature. `of_other_models`: prompts left out, since another model answered them.
     """
 
     mode: Literal["generated", "logged"]
@@ -42,6 +45,7 @@ class Origin:
     tokenizer: Tokenizer | None
     profile: Profile
     notices: tuple[Notice, ...] = ()
+    of_other_models: int = 0
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -129,6 +133,8 @@ def _logged_origin(
 ) -> Origin:
     if not any(prompt.has_answer for prompt in prompts):
         raise SpecprobeError(f"none of {len(prompts)} prompts has a logged answer; use --responses generate")
+    given = len(prompts)
+    prompts, other_models = _of_one_model(prompts, options.target)
     notices: list[Notice] = []
     if options.temperatures == FROM_LOG:
         answered = [prompt for prompt in prompts if prompt.has_answer]
@@ -139,7 +145,7 @@ def _logged_origin(
         if options.temperatures is None:
             # What tells the temperature of a log tells the rest.
             requests = requests_as_logged(prompts, temperature, options.processors)
-    notices += requests.notices
+    notices += [*requests.notices, *other_models]
     if options.samples > 1:
         raise SpecprobeError("--samples: logged answers are what they are; leave it out, or use --responses generate")
     if options.processors != PLAIN and options.target is None:
@@ -175,7 +181,36 @@ def _logged_origin(
                     "tokens accept differently: name the one that wrote the log with --tokenizer or --target",
                 )
             )
-    return Origin("logged", requests, target, tokenizer, profile, tuple(notices))
+    left_out = given - len(prompts)
+    return Origin("logged", requests, target, tokenizer, profile, tuple(notices), of_other_models=left_out)
+
+
+def _of_one_model(prompts: Sequence[Prompt], target: str | None) -> tuple[Sequence[Prompt], list[Notice]]:
+    """The prompts that one model answered: the target by name, else the one with most answers. Where the log does not
+    say who answered, nothing is left out.
+
+    Acceptance is of one model's text, and a gateway that falls back to another model mixes two.
+    """
+    counts = Counter(_plain_model(prompt.model) for prompt in prompts if prompt.has_answer and prompt.model)
+    if len(counts) < 2:
+        return prompts, []
+    wanted = _plain_model(target) if target else ""
+    model = wanted if wanted in counts else counts.most_common(1)[0][0]
+    others = ", ".join(f"{inert(name)} {count}" for name, count in counts.most_common(MODELS_SHOWN) if name != model)
+    kept = [p for p in prompts if not (p.has_answer and p.model and _plain_model(p.model) != model)]
+    why = "which is the target's name" if model == wanted else "which wrote most of them"
+    return kept, [
+        Notice(
+            "other_model",
+            f"{len(prompts) - len(kept)} logged answers are of other models ({others}) and were left "
+            f"out; those of {inert(model)} were replayed, {why}: split the log to replay another",
+        )
+    ]
+
+
+def _plain_model(name: str) -> str:
+    """Without the provider or folder in front, and without case."""
+    return name.rstrip("/").rpartition("/")[2].lower()
 
 
 def _logged(origin: Origin, options: AnalyzeOptions, stages: Stages) -> Sources:

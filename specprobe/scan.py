@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specprobe.containers import Contents, Skip, hub_rows, plain_name, read_rows
+from specprobe.batch_files import BatchAnswers, is_output, request_id
+from specprobe.containers import Contents, Row, Skip, hub_rows, plain_name, read_rows
 from specprobe.errors import SpecprobeError
-from specprobe.formats import FORMATS, TEXT_COLUMNS, ExportError, parse, parse_as, parse_field
+from specprobe.formats import FORMATS, TEXT_COLUMNS, parse, parse_as, parse_field
 from specprobe.formats.chat import WRAPPERS
 from specprobe.formats.conversation import Completion, Conversation, Parsed, Request, Requests, TokenRow, requests
+from specprobe.formats.logs import RELATED_FORMATS
 from specprobe.formats.request import has_structured_output, has_unreadable_tools
+from specprobe.gather import ReadRow, SpanWindow, gathered
 from specprobe.notices import Notice, inert
 from specprobe.sources import Source, open_source
 
@@ -76,7 +79,9 @@ class FileSummary:
     prompts by the rules "first user turn only", "one for each logged answer" and "what analyze would use".
     `skipped` counts, by reason, rows without a first user turn to send, and logged answers that are none
     (empty_answer, error_answer); `lines` holds the first places of each. `cut` counts answers whose context cannot
-    be replayed, `repaired` rows in which lone surrogates were replaced. `error` says why nothing could be used.
+    be replayed, `repaired` rows in which lone surrogates were replaced. `models` counts the logged answers in use by
+    the model that wrote them, as far as the log says; `joined` counts answers that went to requests of other files.
+    `error` says why nothing could be used.
     """
 
     path: str
@@ -93,6 +98,8 @@ class FileSummary:
     cut: Mapping[str, int]
     repaired: int
     structured_outputs: int
+    models: Mapping[str, int]
+    joined: int
     notices: tuple[Notice, ...]
     error: str | None
 
@@ -123,7 +130,7 @@ class RowPrompts:
 
     def ids(self) -> list[str | int]:
         """The row's own id, `id#n` where the row gives several prompts, `file:line` where it has none."""
-        own = own_id(self.row)
+        own = self.parsed.identity or own_id(self.row)
         has_own = own is not None and not (type(own) is str and self.begins_with(own))
         base = own if own is not None and has_own else f"{self.source}:{self.line}"
         count = len(self.requests)
@@ -163,6 +170,8 @@ class Tally:
     cut: Counter[str] = field(default_factory=Counter)
     repaired: int = 0
     structured_outputs: int = 0
+    models: Counter[str] = field(default_factory=Counter)
+    joined: int = 0
     unreadable_tools: int = 0
     keys_seen: tuple[str, ...] = ()
     keys_ungrouped: tuple[str, ...] = ()
@@ -186,7 +195,7 @@ class Tally:
     def freeze(self) -> FileSummary:
         """The summary, with the warnings that the counts call for."""
         notices = [*self.notices, *self._warnings()]
-        error = self.error or (None if self.prompts else self._why_nothing())
+        error = self.error or (None if self.prompts or self.joined else self._why_nothing())
         return FileSummary(
             path=self.path,
             container=self.container,
@@ -202,6 +211,8 @@ class Tally:
             cut=dict(self.cut),
             repaired=self.repaired,
             structured_outputs=self.structured_outputs,
+            models=dict(self.models),
+            joined=self.joined,
             notices=tuple(notices),
             error=error,
         )
@@ -226,6 +237,13 @@ class Tally:
                 "text_repaired",
                 f"{self.path}: lone surrogates in {self.repaired} rows were replaced by U+FFFD, since tokenizers "
                 "refuse them; the writer of the log cuts characters in two",
+            )
+        if len(self.models) > 1:
+            models = ", ".join(f"{inert(model)} {count}" for model, count in self.models.most_common(MODELS_SHOWN))
+            yield Notice(
+                "several_models",
+                f"{self.path}: logged answers of {len(self.models)} models ({models}); --responses logged replays "
+                "those of one, the target's where the log has it, and leaves out the others",
             )
         if self.unreadable_tools:
             yield Notice(
@@ -263,79 +281,114 @@ class Tally:
 
 def _answers_only_hint(keys: tuple[str, ...]) -> str | None:
     present = set(keys)
-    if {"custom_id", "response"} <= present:
-        return "a batch output file holds answers only: give the batch input file"
+    if present & {"custom_id", "recordId"} and present & {"response", "result", "modelOutput"}:
+        return "a batch output file holds answers only: give the batch input file too"
     if {"answer_id", "choices"} <= present or {"task_id", "completion"} <= present:
         return "this file holds answers only: give the file with the prompts"
     return None
 
 
 KEYS_SHOWN = 12
+MODELS_SHOWN = 6
 
 
 def scan(
-    source: Source, options: ReadOptions, tally: Tally, on_read: Callable[[int], None] | None = None
+    source: Source,
+    options: ReadOptions,
+    tally: Tally,
+    answers: BatchAnswers | None = None,
+    on_read: Callable[[int], None] | None = None,
 ) -> Iterator[RowPrompts]:
     """Yield the rows of a source with the prompts to use of each, by the rule in `options`.
 
-    What is wrong with a source that cannot be read is told in `tally.error`. `on_read`: see `open_source`.
+    `answers` are those of batch output files, for requests whose answers are in other files. `on_read`: see
+    `open_source`. What is wrong with a source that cannot be read is told in `tally.error`.
     """
     try:
         if source.is_hub:
-            yield from _scan_contents(source.name, hub_rows(source.name), options, tally)
+            yield from _scan_contents(source.name, hub_rows(source.name), options, tally, answers)
             return
         with open_source(source, on_read) as stream:
             tally.compression = stream.compression
             columns = TEXT_COLUMNS
             if options.prompt_field:
                 columns |= {plain_name(options.prompt_field)}
-            yield from _scan_contents(source.name, read_rows(stream, columns), options, tally)
+            yield from _scan_contents(source.name, read_rows(stream, columns), options, tally, answers)
     except SpecprobeError as error:
         tally.fail(str(error))
-    except ExportError as export:
-        tally.fail(
-            f"{source.name}:{tally.rows}: {_article(str(export))}; this version does not read it; "
-            'convert it to rows of {"messages": [...]}'
-        )
 
 
-def _article(noun: str) -> str:
-    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
-
-
-def _scan_contents(path: str, contents: Contents, options: ReadOptions, tally: Tally) -> Iterator[RowPrompts]:
+def _scan_contents(
+    path: str, contents: Contents, options: ReadOptions, tally: Tally, answers: BatchAnswers | None
+) -> Iterator[RowPrompts]:
     tally.container = contents.container
-    for line, value, repaired in contents.rows:
+    window = SpanWindow()
+    for row in gathered(contents.rows, is_lines=contents.container in ("jsonl", "csv")):
         tally.rows += 1
-        if repaired:
+        if row.repaired:
             tally.repaired += 1
-        found: Parsed | Skip
-        name = ""
-        if type(value) is Skip:
-            found = value
+        if answers is not None and type(row.value) is dict:
+            joined = _joined(row, tally, answers)
+            if joined is None:
+                continue
+            row = joined
+        name, found = _read(row.value, options, tally)
+        if name in RELATED_FORMATS:
+            for ready in window.put(ReadRow(row, name, found)):
+                yield from _counted(path, *ready, options, tally)
         else:
-            if not tally.keys_seen and type(value) is dict:
-                tally.keys_seen = _first_keys(value)
-            name, found = _parse(value, options)
-        if type(found) is Parsed:
-            offered = requests(found)
-            uses = _chosen(offered, options)
-            _count(tally, line, offered)
-            if uses:
-                _count_uses(tally, name, uses, found)
-                row = RowPrompts(path, line, value, found, uses, _group(tally, value, options.group_by))
-                if row.group is not None and row.begins_with(row.group):
-                    raise SpecprobeError(
-                        f"{path}:{line}: --group-by {inert(str(options.group_by))}: holds the text of prompts or "
-                        "answers, which no report shows; name a column of labels"
-                    )
-                yield row
-            else:
-                tally.rows_without_prompt += 1
-        elif type(found) is Skip:
-            tally.skip(found.reason, line)
-            tally.rows_without_prompt += 1
+            yield from _counted(path, row, name, found, options, tally)
+    for ready in window.rest():
+        yield from _counted(path, *ready, options, tally)
     tally.notices += contents.notices
+
+
+def _joined(row: Row, tally: Tally, answers: BatchAnswers) -> Row | None:
+    """A row with the answer of its request, where it asks for one; None for an answer that went to another file."""
+    if request_id(row.value) is None:
+        return row
+    if is_output(row.value):
+        problem = answers.output_problem(row.value, tally.path)
+        tally.joined += problem is None
+        return row._replace(value=Skip(problem)) if problem else None
+    value, missing = answers.answered(row.value)
+    if missing:
+        tally.skip(missing, row.line)
+    return row._replace(value=value)
+
+
+def _read(value: Any, options: ReadOptions, tally: Tally) -> tuple[str, Parsed | Skip]:
+    if type(value) is Skip:
+        return "", value
+    if not tally.keys_seen and type(value) is dict:
+        tally.keys_seen = _first_keys(value)
+    return _parse(value, options)
+
+
+def _counted(
+    path: str, row: Row, name: str, found: Parsed | Skip, options: ReadOptions, tally: Tally
+) -> Iterator[RowPrompts]:
+    """The prompts to use of a row, if any, once everything it holds is counted."""
+    line, value, _ = row
+    if type(found) is Skip:
+        tally.skip(found.reason, line)
+        tally.rows_without_prompt += 1
+        return
+    assert type(found) is Parsed
+    offered = requests(found)
+    uses = _chosen(offered, options)
+    _count(tally, line, offered)
+    if uses:
+        _count_uses(tally, name, uses, found)
+        ready = RowPrompts(path, line, value, found, uses, _group(tally, value, options.group_by))
+        if ready.group is not None and ready.begins_with(ready.group):
+            raise SpecprobeError(
+                f"{path}:{line}: --group-by {inert(str(options.group_by))}: holds the text of prompts or "
+                "answers, which no report shows; name a column of labels"
+            )
+        yield ready
+    else:
+        tally.rows_without_prompt += 1
 
 
 def _chosen(offered: Requests, options: ReadOptions) -> list[Request]:
@@ -364,10 +417,25 @@ def _count_uses(tally: Tally, name: str, uses: list[Request], found: Parsed) -> 
     tally.prompts += len(uses)
     tally.formats[name] += 1
     tally.columns[uses[0].item.column] += len(uses)
+    for use in uses:
+        if (model := model_of(use, found.request)) is not None:
+            tally.models[model] += 1
     if has_structured_output(found.request):
         tally.structured_outputs += len(uses)
     if ("tools" in found.request or "functions" in found.request) and has_unreadable_tools(found.request):
         tally.unreadable_tools += 1
+
+
+def model_of(use: Request, request: Mapping[str, Any]) -> str | None:
+    """The model that wrote a logged answer, where the log says so; None without an answer."""
+    answer = use.answer
+    if answer is None:
+        if type(use.item) is not TokenRow or not use.item.output:
+            return None
+    elif answer.model:
+        return answer.model
+    value = request.get("model")
+    return value if value and type(value) is str else None
 
 
 def _group(tally: Tally, row: Any, column: str | None) -> str | None:

@@ -9,13 +9,24 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from specprobe.batch_files import batch_answers
 from specprobe.errors import SpecprobeError
 from specprobe.formats.conversation import Completion, Conversation, TokenRow
 from specprobe.formats.request import has_structured_output, settings, tools
 from specprobe.notices import Notice, inert
 from specprobe.progress import SILENT, Stages, where_long
 from specprobe.prompt import Message, Prompt
-from specprobe.scan import KEYS_SHOWN, FileSummary, ReadOptions, RowPrompts, Tally, measures, only_or_mixed, scan
+from specprobe.scan import (
+    KEYS_SHOWN,
+    FileSummary,
+    ReadOptions,
+    RowPrompts,
+    Tally,
+    measures,
+    model_of,
+    only_or_mixed,
+    scan,
+)
 from specprobe.sketches import Distinct, Lengths, Spread
 from specprobe.sources import Found, find_sources
 
@@ -136,6 +147,8 @@ def _file_json(file: FileSummary) -> dict[str, Any]:
         "cut": dict(file.cut),
         "repaired": file.repaired,
         "structured_outputs": file.structured_outputs,
+        "models": dict(file.models),
+        "joined": file.joined,
         "warnings": [asdict(notice) for notice in file.notices],
         "error": file.error,
     }
@@ -156,6 +169,7 @@ def inspect_workload(
     """
     options = ReadOptions(format=format, prompt_field=prompt_field, first_turn=first_turn)
     found = find_sources(sources)
+    answers = batch_answers(found.sources)
     prompt_chars, answer_chars, distinct = Lengths(), Lengths(), Distinct()
     tallies: list[Tally] = []
     prompts = 0
@@ -163,7 +177,7 @@ def inspect_workload(
         for source in found.sources:
             tally = Tally(source.name)
             tallies.append(tally)
-            for row in scan(source, options, tally, on_read):
+            for row in scan(source, options, tally, answers, on_read):
                 for request, (key, chars) in zip(row.requests, measures(row), strict=True):
                     distinct.add(key)
                     prompt_chars.add(chars)
@@ -203,6 +217,7 @@ def read_workload(
     """
     options = ReadOptions(format, prompt_field, first_turn, dedupe, max_prompts, group_by)
     found = find_sources(sources)
+    answers = batch_answers(found.sources)
     reading = _Reading(options)
     tallies: list[Tally] = []
     files: list[FileSummary] = []
@@ -211,7 +226,7 @@ def read_workload(
         for source in found.sources:
             tally = Tally(source.name)
             tallies.append(tally)
-            prompts = reading.take(scan(source, options, tally, on_read), tally)
+            prompts = reading.take(scan(source, options, tally, answers, on_read), tally)
             summary = tally.freeze()
             files.append(summary)
             if tally.error and source.chosen:
@@ -324,6 +339,7 @@ def to_prompts(row: RowPrompts) -> Iterator[Prompt]:
             tools=defined,
             structured_output=constrained,
             settings=chosen,
+            model=model_of(use, request),
             group=row.group,
         )
 

@@ -8,7 +8,8 @@ from typing import Any
 from specprobe.containers import Skip, plain_name
 from specprobe.formats import chat, flat
 from specprobe.formats.conversation import Parsed
-from specprobe.formats.exports import SUSPECT_KEYS, export_name, span_key
+from specprobe.formats.logs import LOGS, SPAN_FORMATS, SUSPECT_KEYS, read_log
+from specprobe.formats.spans import read_span, span_key
 
 Row = Mapping[str, Any]
 Format = Callable[[Row], Parsed | Skip | None]
@@ -29,6 +30,8 @@ FORMATS: dict[str, Format] = {
     "query": flat.query,
     "preference": chat.chosen,
     "text": flat.text,
+    **{name: reader for name, (_, reader) in LOGS.items()},
+    **dict.fromkeys(SPAN_FORMATS, lambda row: read_span(row)[1]),
 }
 """Name -> reader. A reader returns None where the row is not of its format, a Skip where it is unusable."""
 
@@ -66,18 +69,16 @@ TEXT_COLUMNS = frozenset(plain_name(name) for name, _ in _COLUMNS) | flat.LENGTH
 """Column names, without case and marks, that show the first line of a file to be a CSV header."""
 
 
-class ExportError(Exception):
-    """A row of an export that this version does not read; the argument is the export's name."""
-
-
 def parse(row: Any) -> tuple[str, Parsed | Skip]:
-    """The format's name ("" where none applies) and what the row holds. Raises `ExportError`."""
+    """The format's name ("" where none applies) and what the row holds."""
     if type(row) is not dict:
         row = _bare_messages(row)
         if row is None:
             return "", Skip("not_object")
-    if not SUSPECT_KEYS.isdisjoint(row):
-        _refuse_export(row)
+    if not SUSPECT_KEYS.isdisjoint(row) or type(row.get("prompt")) is dict:
+        logged = read_log(row)
+        if logged is not None:
+            return logged
     unusable: tuple[str, Skip] | None = None
     for column, name in _COLUMNS:
         if column not in row or (column == "text" and name == "swe-bench" and "instance_id" not in row):
@@ -85,13 +86,14 @@ def parse(row: Any) -> tuple[str, Parsed | Skip]:
         found = FORMATS[name](row)
         if type(found) is Parsed:
             if name not in CHAT_FORMATS and span_key(row):
-                _refuse_export(row)
+                return read_span(row)
             return name, found
         if type(found) is Skip and (unusable is None or unusable[1].reason == "no_prompt"):
             unusable = (name, found)
     if unusable is not None and unusable[1].reason != "no_prompt":
         return unusable
-    _refuse_export(row)
+    if span_key(row):
+        return read_span(row)
     if unusable is None and flat.has_lengths_only(row):
         return "", Skip("length_only")
     return "", Skip("no_prompt")
@@ -129,9 +131,3 @@ def _bare_messages(value: Any) -> Row | None:
         return None
     is_chat = all(type(item) is dict and ("role" in item or "from" in item) for item in value)
     return {"messages": value} if is_chat else None
-
-
-def _refuse_export(row: Row) -> None:
-    name = export_name(row)
-    if name:
-        raise ExportError(name)

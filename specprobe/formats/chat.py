@@ -7,6 +7,8 @@ from typing import Any
 
 from specprobe.containers import Skip
 from specprobe.formats.conversation import Completion, Conversation, Parsed
+from specprobe.formats.messages import chat_items
+from specprobe.formats.replies import failed, reply
 from specprobe.formats.turns import Turn, as_list, parse_json, part_text, turn, turns
 
 Row = Mapping[str, Any]
@@ -80,8 +82,9 @@ def logged_answer(row: Row) -> list[Turn]:
         value = row.get(key)
         if isinstance(value, str):
             return [_with_reasoning(row, Turn("assistant", value))]
-        if isinstance(value, dict) and ("role" in value or "from" in value):
-            return [turn(value)]
+        if isinstance(value, dict):
+            answer = turn(value) if "role" in value or "from" in value else reply(value)
+            return [answer] if answer else []
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
             answered = turns(value)
             if answered and all(item.role in ("assistant", "tool") for item in answered):
@@ -139,44 +142,19 @@ def _body_turns(value: Any, body: Row) -> list[Turn] | None:
         raw = as_list(value)
         if not all(isinstance(item, dict) for item in raw):
             return None
-        found = turns(_chat_item(item) for item in raw if item.get("type") != "reasoning")
+        found = turns(chat_items(raw))
     instructions = body.get("instructions")
     if isinstance(instructions, str) and instructions:
         return [Turn("system", instructions), *found]
     return found if found and found[0].role == "system" else [*system_turn(body), *found]
 
 
-def _chat_item(item: Row) -> Row:
-    """An item of the Responses API as a chat turn."""
-    if item.get("type") == "function_call":
-        return {"role": "assistant", "tool_calls": [item]}
-    if item.get("type") == "function_call_output":
-        return {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
-    return item
-
-
 def _response(row: Row) -> Turn | None:
-    """The answer in a logged response: chat, completion, Responses or Anthropic form."""
-    response = row.get("response")
-    if isinstance(response, str):
-        return Turn("assistant", response)
-    if not isinstance(response, dict):
-        return None
-    status = response.get("status_code")
-    body = response["body"] if isinstance(response.get("body"), dict) else response
-    if body.get("error") or (isinstance(status, int) and status >= 400):
-        return Turn("assistant", "-", problem="error_answer")
-    choice = next((item for item in as_list(body.get("choices")) if isinstance(item, dict)), {})
-    if isinstance(choice.get("message"), dict):
-        return turn({"role": "assistant", **choice["message"]})
-    if isinstance(choice.get("text"), str):
-        return Turn("assistant", choice["text"])
-    parts = body.get("output", body.get("content"))
-    if isinstance(parts, list):
-        items = [item for item in parts if isinstance(item, dict)]
-        nested = [as_list(item.get("content")) if item.get("type") == "message" else [item] for item in items]
-        return turn({"role": "assistant", "content": [part for inner in nested for part in inner]})
-    return None
+    """The answer in a logged response, in any API's form; `result` in Anthropic's batches."""
+    if row.get("error") and row.get("response") is None:
+        return failed()
+    value = row.get("response", row.get("result"))
+    return reply(value) if isinstance(value, dict | str) else None
 
 
 def trajectory(row: Row) -> Parsed | Skip | None:

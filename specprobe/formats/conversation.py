@@ -17,13 +17,15 @@ PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 class Conversation:
     """Turns in order. `logged` says which assistant turns are logged answers: all, only the last turn, or none.
 
-    `opens` is False for a later request of the same row, whose first user turn was already seen.
+    `opens` is False for a later request of the same row, whose first user turn was already seen; `since` is the
+    first turn that no earlier conversation of the row had, so that the answers before it are not counted again.
     """
 
     column: str
     turns: list[Turn]
     logged: Literal["all", "last", "none"] = "all"
     opens: bool = True
+    since: int = 0
 
 
 @dataclass(slots=True)
@@ -47,10 +49,14 @@ class TokenRow:
 
 @dataclass(slots=True)
 class Parsed:
-    """One row, understood. `request` is the mapping that holds sampling settings and tools."""
+    """One row, understood. `request` is the mapping that holds sampling settings and tools.
+
+    `identity` is the row's own id where it is not under one of the keys that name it in plain rows.
+    """
 
     items: list[Conversation | Completion | TokenRow]
     request: Mapping[str, Any]
+    identity: str | None = None
 
 
 @dataclass(slots=True)
@@ -105,7 +111,9 @@ def requests(parsed: Parsed) -> Requests:
 
 
 def answer_problem(answer: Turn) -> str | None:
-    """Why an assistant turn is no answer: empty_answer, error_answer, or None."""
+    """Why an assistant turn is no answer: empty_answer, error_answer, cached_answer, redacted, or None."""
+    if answer.unusable:
+        return answer.unusable
     if not answer.says_something:
         return "empty_answer"
     if answer.tool_calls or not is_error_answer(answer.text):
@@ -142,7 +150,9 @@ def _split(item: Conversation, found: Requests) -> None:
     answers: dict[int, Request] = {}
     for i, turn in enumerate(turns):
         if turn.role == "assistant":
-            if item.logged == "all" or (i == last and item.logged == "last"):
+            if i < item.since or turn.demo:
+                pass
+            elif item.logged == "all" or (i == last and item.logged == "last"):
                 problem = answer_problem(turn)
                 if problem:
                     found.unusable.append(problem)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specprobe.containers import is_clean, mend
 from specprobe.prompt import Message, Role
 
 ROLES: dict[str, Role] = {
@@ -38,8 +39,8 @@ CALL_ROLES = frozenset({"function_call", "tool_call"})
 """ShareGPT roles whose text is itself the call, as JSON."""
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "summary_text"})
-CALL_PARTS = frozenset({"tool_call", "tool_use", "function_call"})
-RESULT_PARTS = frozenset({"tool_result", "tool_call_response", "function_call_output", "tool_response"})
+CALL_PARTS = frozenset({"tool_call", "tool-call", "tool_use", "function_call"})
+RESULT_PARTS = frozenset({"tool_result", "tool-result", "tool_call_response", "function_call_output", "tool_response"})
 REASONING_PARTS = frozenset({"reasoning", "thinking", "redacted_thinking"})
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 CONTENT_KEYS = ("content", "value", "text", "markdown", "parts", "system_prompt")
@@ -49,7 +50,9 @@ CONTENT_KEYS = ("content", "value", "text", "markdown", "parts", "system_prompt"
 class Turn:
     """A normalised turn. `problem` is the skip reason ("multimodal", "unknown_role") of one that cannot be replayed.
 
-    `demo` marks a turn that shows the model how to work and is no request (SWE-agent's demonstrations).
+    `unusable` is the skip reason of an assistant turn that is context as good as any, but no answer that the model
+    gave to this request ("error_answer", "cached_answer", "redacted"). `demo` marks a turn that is context and neither
+    request nor answer (SWE-agent's demonstrations, calls of ChatGPT's own tools). `model` wrote the turn, by the log.
     """
 
     role: Role
@@ -60,6 +63,8 @@ class Turn:
     tool_call_id: str | None = None
     name: str | None = None
     demo: bool = False
+    unusable: str | None = None
+    model: str | None = None
 
     @property
     def says_something(self) -> bool:
@@ -134,7 +139,8 @@ def _add_content(result: Turn, content: Any) -> None:
             calls += _part_calls(part)
         elif kind in RESULT_PARTS:
             texts.append(part_text(part))
-            result.tool_call_id = _text_or_none(part.get("tool_use_id") or part.get("id"))
+            identity = part.get("tool_use_id") or part.get("toolCallId") or part.get("id")
+            result.tool_call_id = _text_or_none(identity)
         elif kind in TEXT_PARTS or (kind is None and has_part_text(part)):
             texts.append(part_text(part))
         elif result.problem is None:
@@ -167,7 +173,17 @@ def part_text(part: Mapping[str, Any]) -> str:
                 for item in value
                 if item and isinstance(item, str | dict)
             )
-    return ""
+    return next((_result_text(part[key]) for key in ("response", "output", "result") if part.get(key) is not None), "")
+
+
+def _result_text(value: Any) -> str:
+    """What a tool returned, where it is no text: the text in it, else its JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict) and value.get("type") == "json" and "value" in value:
+        value = value["value"]
+    inner = part_text(value) if isinstance(value, dict) else ""
+    return inner or json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _part_calls(part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -184,16 +200,19 @@ def _calls_in(text: str) -> list[Mapping[str, Any]]:
     return [tool_call(item) for item in items if isinstance(item, dict) and ("name" in item or "function" in item)]
 
 
+ARGUMENT_KEYS = ("arguments", "input", "parameters", "args")
+
+
 def tool_call(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """An OpenAI-shaped call; arguments are a mapping where they can be, else the text as logged."""
     inner = raw["function"] if isinstance(raw.get("function"), dict) else raw
-    arguments = next((inner[key] for key in ("arguments", "input", "parameters") if inner.get(key) is not None), None)
-    name = inner.get("name")
+    arguments = next((inner[key] for key in ARGUMENT_KEYS if inner.get(key) is not None), None)
+    name = inner.get("name") or inner.get("toolName")
     call: dict[str, Any] = {
         "type": "function",
         "function": {"name": name if isinstance(name, str) else "", "arguments": _arguments(arguments)},
     }
-    identity = raw.get("id") or raw.get("call_id")
+    identity = raw.get("id") or raw.get("call_id") or raw.get("toolCallId")
     return {"id": identity, **call} if isinstance(identity, str) else call
 
 
@@ -207,11 +226,15 @@ def _arguments(value: Any) -> Any:
 
 
 def parse_json(text: Any) -> Any:
-    """What a JSON text holds, or None where it is no JSON text."""
+    """What a JSON text holds, or None where it is no JSON text or nested beyond `MAX_DEPTH`.
+
+    Lone surrogates, which only show once the text is parsed, become U+FFFD here as they do in rows.
+    """
     if not isinstance(text, str):
         return None
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        return value if is_clean(value) else mend(value)[0]
     except (ValueError, RecursionError):
         return None
 
