@@ -292,7 +292,7 @@ def _batches(cost: CostTable) -> list[int]:
 def _depth_by_batch(grid: SpeedupGrid) -> list[int]:
     """The drafter's depth for each batch; 0 where nothing is faster."""
     best = [best_depth(row) for row in grid.speedup]
-    return [depth if gain > 1 else 0 for depth, gain in best]
+    return [grid.first_depth - 1 + depth if gain > 1 else 0 for depth, gain in best]
 
 
 def _rows(batches: Sequence[int], depths: Sequence[int]) -> Schedule:

@@ -19,13 +19,15 @@ from specprobe.speedup import speedup_counts, speedups
 class SpeedupGrid:
     """One drafter in closed form (`specprobe.speedup`): while all slots are full, every request served to its end.
 
-    `speedup` [B, K]: at `batches` (rising) and depths 1..K, K at most what the cost table reaches.
+    `speedup` [B, D]: at `batches` (rising) and at `first_depth` and deeper, as far as the run has counted and the cost
+    table reaches.
     """
 
     drafter: str
     config: Mapping[str, Any]
     draft_sampling: str
     batches: tuple[int, ...]
+    first_depth: int
     speedup: NDArray[np.float64]
 
     @property
@@ -40,6 +42,7 @@ class SpeedupGrid:
             "config": dict(self.config),
             "draft_sampling": self.draft_sampling,
             "concurrency": list(self.batches),
+            "first_depth": self.first_depth,
             "speedup": self.speedup.tolist(),
         }
 
@@ -49,12 +52,16 @@ def speedup_grid(
 ) -> SpeedupGrid:
     """The grid of one drafter at batches that the cost table covers."""
     sums = speedup_counts(acceptance, lengths, cost).sum(axis=0)
-    rows = [speedup(sums)[: cost.deepest] for speedup in speedups(acceptance, lengths, cost, batches)]
+    first = acceptance.first_depth
+    found = speedups(acceptance, lengths, cost, batches)
+    with np.errstate(invalid="ignore"):  # depths that were not counted have no rounds
+        rows = [speedup(sums)[first - 1 : cost.deepest] for speedup in found]
     return SpeedupGrid(
         drafter=acceptance.drafter,
         config=acceptance.config,
         draft_sampling=acceptance.draft_sampling,
         batches=tuple(batches),
+        first_depth=first,
         speedup=np.stack(rows),
     )
 
