@@ -153,7 +153,8 @@ def _engine(run: Run, name: str, version: str) -> str:
 def _by_choice(run: Run, choice: Choice) -> _Chosen:
     found = choose_result(run, choice)
     notices = []
-    if choice.drafter is None or choice.depth is None:
+    several = sum(result.temperature == found.acceptance.temperature for result in run.results) > 1
+    if choice.depth is None or (choice.drafter is None and several):
         notices.append(
             Notice(
                 "chosen_by_tokens_per_round",

@@ -10,14 +10,16 @@ import json
 import os
 import shlex
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 
 import vllm
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.openai.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
+# Where the server's parser lies: in 0.32, and before.
+PARSERS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
 # No tokenizer is there to look at.
 SERVER = ("--skip-tokenizer-init", "--max-model-len", "2048", "--enforce-eager", "--dtype", "float32")
 
@@ -39,7 +41,8 @@ def main() -> None:
     os.chdir(sys.argv[1])
     if find_spec("arctic_inference") is None:
         vllm.config.speculative.has_arctic_inference = lambda: True
-    parser = make_arg_parser(FlexibleArgumentParser())
+    where = next(name for name in PARSERS if find_spec(name))
+    parser = import_module(where).make_arg_parser(FlexibleArgumentParser())
     verdicts = []
     for case in json.load(sys.stdin):
         try:
