@@ -810,6 +810,16 @@ def backtest(
 @app.command()
 def export(
     run_file: RunArgument = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            metavar="E",
+            help="Settings of an engine, with or without @VERSION: vllm, sglang, tensorrt-llm, llama.cpp, hf; "
+            "vllm-synthetic (accepts by the measured rates); profile (speculation_profile.json); aiconfigurator.",
+            rich_help_panel="What to export",
+        ),
+    ] = None,
     rows: Annotated[
         Path | None,
         typer.Option(
@@ -820,20 +830,63 @@ def export(
             rich_help_panel="What to export",
         ),
     ] = None,
+    recommendation: Annotated[
+        Path | None,
+        typer.Option(
+            "--recommendation", help="What `recommend --json` wrote for this run: its drafter, depth and schedule."
+        ),
+    ] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option("--drafter", help="Whose result, as the report names it. Default: most tokens per round."),
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option("--depth", help="At which depth. Default: most tokens per round.", show_default=False)
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="Which of the run's temperatures, where it has several.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write what --engine gives to this file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write what a run holds in another form."""
-    from specprobe.rows import write_rows
+    """Write what a run holds in another form: settings of an engine, or rows."""
     from specprobe.run_document import load_run
-    from specprobe.run_files import last_run
+    from specprobe.run_files import check_out, last_run
 
-    if rows is None:
-        raise SpecprobeError("export: say what to write, for example --rows rows.csv")
-    written = write_rows(load_run(run_file or last_run()), rows)
+    if (rows is None) == (engine is None):
+        raise SpecprobeError("export: say what to write, for example --engine vllm, or --rows rows.csv")
+    if rows is not None:
+        from specprobe.rows import write_rows
+
+        if any(value is not None for value in (recommendation, drafter, depth, temperature, out)):
+            raise SpecprobeError("export: --rows takes all results; leave out what chooses one, and --out")
+        written = write_rows(load_run(run_file or last_run()), rows)
+        if as_json:
+            _print_json(written.to_json())
+        else:
+            print(f"wrote {written.rows} rows of {len(written.columns)} columns to {written.file}")
+        return
+    from specprobe.configuration import export_configuration
+    from specprobe.paths import write_private
+    from specprobe.result_choice import Choice
+
+    if recommendation is not None and any(value is not None for value in (drafter, depth, temperature)):
+        raise SpecprobeError(
+            "export: --recommendation names drafter, depth and temperature; leave out --drafter, --depth and "
+            "--temperature"
+        )
+    if out is not None:
+        check_out(out)
+    exported = export_configuration(
+        load_run(run_file or last_run()), str(engine), Choice(drafter, depth, temperature), recommendation
+    )
+    if out is not None:
+        write_private(out.absolute(), exported.text + "\n")
     if as_json:
-        _print_json(written.to_json())
+        _print_json(exported.to_json())
     else:
-        print(f"wrote {written.rows} rows of {len(written.columns)} columns to {written.file}")
+        print(exported.text if out is None else f"wrote {out}")
+    _warn_on_stderr(exported.notices)
 
 
 @app.command()

@@ -45,7 +45,9 @@ def can_run(arguments: list[str]) -> bool:
     if {"--target", "--tokenizer", "--cost", "--ladder"} & set(arguments):
         return False
     # Points are a reader's own; those that a page gives are calibrated on below. So are the runs of a gate.
-    if arguments[0] in ("calibrate", "compare", "gate", "import") or "--metrics" in arguments:
+    if arguments[0] in ("calibrate", "compare", "gate", "import"):
+        return False
+    if {"--metrics", "--recommendation"} & set(arguments):
         return False
     if arguments[0] in ("inspect", "analyze"):
         return (ROOT / arguments[1]).exists()
