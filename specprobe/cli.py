@@ -20,8 +20,6 @@ from specprobe.errors import SpecprobeError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# Below it tables lose whole columns.
-NARROWEST = 20
 GATE_FAILED = 1
 MUST_CHANGE = 2
 INTERRUPTED = 130
@@ -79,6 +77,15 @@ FirstTurnOption = Annotated[
     bool, typer.Option("--first-turn", help="First user turn only, as most benchmarks read chat logs.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document on stdout.")]
+PlainOption = Annotated[
+    bool,
+    typer.Option(
+        "--plain",
+        envvar="SPECPROBE_PLAIN",
+        help="One fact a line, ASCII, no tables, bars or colours: for screen readers and logs.",
+    ),
+]
+DetailsOption = Annotated[bool, typer.Option("--details", help="Everything behind the one screen.")]
 DtypeOption = Annotated[
     str | None,
     typer.Option("--dtype", help="float32, bfloat16 or float16. Default: float32 on the CPU, else the checkpoint's."),
@@ -105,6 +112,7 @@ def inspect(
     prompts: PromptsArgument,
     format_name: FormatOption = None,
     prompt_field: FieldOption = None,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what is in a prompt log: format, rows, usable prompts, skips by reason, lengths."""
@@ -118,7 +126,7 @@ def inspect(
     else:
         from specprobe.inspect_report import render_inspection
 
-        _print(render_inspection(inspection))
+        _print(render_inspection(inspection), plain=plain)
     if inspection.error:
         raise SpecprobeError(inspection.error)
 
@@ -228,6 +236,8 @@ def analyze(
         ),
     ] = 1,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the run to this file.")] = None,
+    details: DetailsOption = False,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Replay drafters over a prompt log: acceptance by position, tokens per round by depth, curves."""
@@ -280,7 +290,7 @@ def analyze(
     )
     if out is not None:
         check_out(out)
-    run = run_analyze(options, OnStderr(), TrajectoryStore())
+    run = run_analyze(options, OnStderr(is_plain=plain), TrajectoryStore())
     summary = summarize_run(run)
     document = dump_document(run_document(run, summary))
     try:
@@ -293,7 +303,7 @@ def analyze(
         else:
             from specprobe.report import render_run
 
-            _print(render_run(run, summary))
+            _print(render_run(run, summary, details=details), plain=plain)
 
 
 @app.command()
@@ -353,6 +363,8 @@ def recommend(
         Path | None,
         typer.Option("--trace", help="When requests come: the times of a trace in Mooncake, Azure or BurstGPT form."),
     ] = None,
+    details: DetailsOption = False,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """The verdict for a concurrency: speculate or not, with which drafter and how many draft tokens."""
@@ -372,7 +384,7 @@ def recommend(
         temperature=temperature,
         engine=engine,
         cost_options=cost_options,
-        stages=OnStderr(),
+        stages=OnStderr(is_plain=plain),
         prefer=prefer.value,
         gpu_price=gpu_price,
         arrivals=None if rate is None and trace is None else ArrivalOptions(rate, trace),
@@ -383,7 +395,7 @@ def recommend(
     else:
         from specprobe.recommend_report import render_advice
 
-        _print(render_advice(advice))
+        _print(render_advice(advice, details=details), plain=plain)
 
 
 @app.command()
@@ -393,6 +405,7 @@ def compare(
     force: Annotated[
         bool, typer.Option("--force", help="Compare although workload, target, template or engine rules differ.")
     ] = False,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """What changed from run A to run B, paired by prompt, and whether these prompts can tell."""
@@ -405,7 +418,7 @@ def compare(
     else:
         from specprobe.compare_report import render_comparison
 
-        _print(render_comparison(comparison))
+        _print(render_comparison(comparison), plain=plain)
 
 
 @app.command()
@@ -462,6 +475,7 @@ def gate(
         Path | None,
         typer.Option("--summary", help="Append a summary in Markdown to this file. Default: $GITHUB_STEP_SUMMARY."),
     ] = None,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Thresholds for CI, decided on intervals: exit 1 where a gate failed. Also from specprobe.toml."""
@@ -496,7 +510,7 @@ def gate(
     else:
         from specprobe.gate_report import render_gate
 
-        _print(render_gate(result))
+        _print(render_gate(result), plain=plain)
     for line in failure_lines(result):
         print(line, file=sys.stderr)
     files.write(result)
@@ -514,6 +528,7 @@ def fit(
         list[str] | None,
         typer.Option("--length", help="DEPTH=MEAN_ACCEPTANCE_LENGTH, such as 3=2.07; may be repeated."),
     ] = None,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Fit acceptance curves to published numbers, and predict other depths."""
@@ -528,7 +543,7 @@ def fit(
     else:
         from specprobe.report import render_fit
 
-        _print(render_fit(fitted))
+        _print(render_fit(fitted), plain=plain)
 
 
 @app.command()
@@ -591,6 +606,7 @@ def calibrate(
     out: Annotated[
         Path | None, typer.Option("--out", help="The cost file. Default: .specprobe/calibrated.json.")
     ] = None,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Fit the roofline's few constants to measured step times, and save a cost file for recommend."""
@@ -619,14 +635,14 @@ def calibrate(
         drafters=tuple(drafter or ()),
         out=out,
     )
-    calibration, path = run_calibration(options, OnStderr())
+    calibration, path = run_calibration(options, OnStderr(is_plain=plain))
     if as_json:
         _print_json(calibration.to_json(path))
         _warn_on_stderr(calibration.notices)
     else:
         from specprobe.calibrate_report import render_calibration
 
-        _print(render_calibration(calibration, path))
+        _print(render_calibration(calibration, path), plain=plain)
 
 
 @app.command()
@@ -639,6 +655,7 @@ def backtest(
         typer.Option("--calibrated", help="Fit constants to a few cells of the table and judge the others."),
     ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Draws the cells that are fitted to.")] = 0,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Judge the cost model against results that were measured: verdicts, errors, depths, crossovers."""
@@ -650,7 +667,7 @@ def backtest(
     else:
         from specprobe.backtest_report import render_backtest
 
-        _print(render_backtest(result))
+        _print(render_backtest(result), plain=plain)
 
 
 @app.command()
@@ -706,19 +723,20 @@ def schema(
 @app.command()
 def doctor(
     network: Annotated[bool, typer.Option("--network", help="Also ask whether the Hugging Face Hub answers.")] = False,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what this machine can do and what is missing; exit 2 where the main job cannot run."""
     from specprobe.doctor import examine
     from specprobe.progress import OnStderr
 
-    checkup = examine(OnStderr(), network=network)
+    checkup = examine(OnStderr(is_plain=plain), network=network)
     if as_json:
         _print_json(checkup.to_json())
     else:
         from specprobe.doctor_report import render_checkup
 
-        _print(render_checkup(checkup))
+        _print(render_checkup(checkup), plain=plain)
     if not checkup.is_ready:
         raise typer.Exit(MUST_CHANGE)
 
@@ -794,18 +812,17 @@ def _stop_writing() -> None:
 
 
 def _error(message: str) -> None:
+    from specprobe.legible import legible
     from specprobe.notices import inert
 
-    print(f"error: {inert(' '.join(message.split()), 2000)}", file=sys.stderr)
+    shown = f"error: {inert(' '.join(message.split()), 2000)}"
+    print(legible(shown, sys.stderr.encoding or "ascii"), file=sys.stderr)
 
 
-def _print(renderable: RenderableType) -> None:
-    from rich.console import Console
+def _print(renderable: RenderableType, *, plain: bool = False) -> None:
+    from specprobe.terminal import ReportConsole
 
-    console = Console(highlight=False, markup=False)
-    if console.width < NARROWEST:
-        console = Console(highlight=False, markup=False, width=NARROWEST)
-    console.print(renderable, crop=False)
+    ReportConsole(sys.stdout, is_plain=plain).print(renderable, crop=False)
 
 
 def _print_json(document: dict[str, Any]) -> None:
@@ -815,12 +832,11 @@ def _print_json(document: dict[str, Any]) -> None:
 
 
 def _warn_on_stderr(notices: Sequence[Any]) -> None:
-    from rich.console import Console
-
-    from specprobe.report import render_notices
+    from specprobe.notice_report import render_notices
+    from specprobe.terminal import ReportConsole
 
     if notices:
-        Console(stderr=True, highlight=False, markup=False).print(render_notices(notices))
+        ReportConsole(sys.stderr).print(render_notices(notices), crop=False)
 
 
 def _temperatures(text: str | None) -> tuple[float, ...] | Literal["log"] | None:
