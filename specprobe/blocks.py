@@ -19,6 +19,8 @@ from specprobe.legible import legible
 from specprobe.terminal import ReportConsole
 
 GAP = 2
+# Where a header may be broken into lines: at spaces, and after a slash.
+HEADER_PART = re.compile(r"[^\s/]+(?: %)?/?|/")
 # A word with the unit that belongs to it.
 WORD = re.compile(r"\S+(?: (?:%|ms|s|min|GB|MB)(?!\w)\S*)*")
 Fact = tuple[str, str]
@@ -57,10 +59,15 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A picture or a short form, and what it says in words; `said` is empty where a neighbour says it."""
+    """What is drawn, and what it says in words; `shorter`: drawn instead where the table would be too wide."""
 
     drawn: Text | str
     said: str
+    shorter: str = ""
+
+    def followed_by(self, text: str) -> Cell:
+        """With the same text after every form."""
+        return Cell(f"{self.drawn}{text}", f"{self.said}{text}", f"{self.shorter}{text}" if self.shorter else "")
 
 
 AnyCell = Cell | Text | str
@@ -68,25 +75,15 @@ AnyCell = Cell | Text | str
 
 @dataclass(frozen=True, slots=True)
 class Sentence(Block):
-    """A paragraph. `name`: what it tells, empty where other facts do; `lead`: what only the laid-out form begins with.
-
-    `is_one_line`: cut to what fits, at a word.
-    """
+    """A paragraph. `name`: what it tells, empty where other facts do; `lead`: how only the laid-out form begins."""
 
     name: str
     text: Text | str
     lead: Text | str = ""
-    is_one_line: bool = False
 
     def lines(self, medium: Medium) -> list[Text]:
         """Wrapped at words."""
-        whole = legible_text(Text.assemble(self.lead, self.text), medium.encoding)
-        wrapped = wrap(whole, medium.width)
-        if not self.is_one_line or len(wrapped) < 2:
-            return wrapped
-        dots = "..."
-        (first, *_) = wrap(whole, medium.width - len(dots))
-        return [first.append(dots)]
+        return wrap(legible_text(Text.assemble(self.lead, self.text), medium.encoding), medium.width)
 
     def facts(self) -> list[Fact]:
         """One, on one line."""
@@ -132,8 +129,10 @@ class Pairs(Block):
     rows: Sequence[tuple[str, str]]
 
     def lines(self, medium: Medium) -> list[Text]:
-        """Names in a column, values wrapped beside it."""
+        """Names in a column, values wrapped beside it; on a narrow screen below each other."""
         margin = max((cell_len(name) for name, _ in self.rows), default=0) + GAP
+        if medium.width < 2 * margin:
+            return Section([Sentence(name, value, lead=f"{name}: ") for name, value in self.rows]).lines(medium)
         shown = []
         for name, value in self.rows:
             wrapped = wrap(legible_text(Text(value), medium.encoding), medium.width - margin)
@@ -185,7 +184,7 @@ class Section(Block):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`header`: above the cells; `name`: in full, where there is no room for a table or none is wanted."""
+    """`header`: above the cells; `name`: in full, for facts."""
 
     header: str
     name: str = ""
@@ -204,8 +203,8 @@ class Figures(Block):
 
     `repeats_keys`: whether a table shows a key again that is that of the row above. `styles`: of the rows.
 
-    Where it does not fit, headers are broken into lines, then columns that may wrap get narrower, then each row becomes
-    a paragraph.
+    Where it does not fit, cells get shorter, headers are broken into lines, columns that may wrap get narrower, and at
+    last each row becomes a paragraph.
     """
 
     columns: Sequence[Column]
@@ -217,10 +216,13 @@ class Figures(Block):
     def lines(self, medium: Medium) -> list[Text]:
         """A table, or a paragraph for each row."""
         headers = [[column.header] for column in self.columns]
-        cells = [[_drawn(cell, medium) for cell in row] for row in self._without_repeats()]
+        rows = list(self._without_repeats())
+        cells = [[_drawn(cell, medium) for cell in row] for row in rows]
+        if _total(_widest(headers, cells)) > medium.width:
+            cells = [[_drawn(cell, medium, is_short=True) for cell in row] for row in rows]
         widths = _widest(headers, cells)
         if _total(widths) > medium.width:
-            headers = [column.header.split() or [""] for column in self.columns]
+            headers = [HEADER_PART.findall(column.header) or [""] for column in self.columns]
             widths = self._narrowed(_widest(headers, cells), cells, medium.width)
         if _total(widths) > medium.width:
             return self._paragraphs(medium)
@@ -280,9 +282,8 @@ class Figures(Block):
     def _paragraphs(self, medium: Medium) -> list[Text]:
         shown: list[Text] = []
         for row in self.rows:
-            values = "; ".join(f"{column.full_name} {said}".strip() for column, said in self._said(row))
-            text = Section([Sentence("", values)], title=self._subject(row), indent=GAP)
-            shown += text.lines(medium)
+            values = [Text(f"{column.header or column.name} {said}") for column, said in self._said(row)]
+            shown += Section([_Packed(values)], title=self._subject(row), indent=GAP).lines(medium)
         return shown
 
     def _subject(self, row: Sequence[AnyCell]) -> str:
@@ -293,6 +294,28 @@ class Figures(Block):
     def _said(self, row: Sequence[AnyCell]) -> list[tuple[Column, str]]:
         pairs = zip(self.columns[self.num_keys :], row[self.num_keys :], strict=True)
         return [(column, said) for column, said in ((column, _said(cell)) for column, cell in pairs) if said]
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed(Block):
+    """Short texts beside each other; one goes to the next line rather than be broken."""
+
+    texts: Sequence[Text]
+
+    def lines(self, medium: Medium) -> list[Text]:
+        """Separated by semicolons."""
+        shown: list[Text] = []
+        for number, text in enumerate(self.texts):
+            item = legible_text(text, medium.encoding).append(";" if number + 1 < len(self.texts) else "")
+            if shown and cell_len(shown[-1].plain) + 1 + cell_len(item.plain) <= medium.width:
+                shown[-1].append(" ").append_text(item)
+            else:
+                shown += wrap(item, medium.width)
+        return shown
+
+    def facts(self) -> list[Fact]:
+        """None: the table tells them."""
+        return []
 
 
 def legible_text(text: Text, encoding: str) -> Text:
@@ -326,8 +349,8 @@ def wrap(text: Text, width: int) -> list[Text]:
     return lines
 
 
-def _drawn(cell: AnyCell, medium: Medium) -> Text:
-    drawn = cell.drawn if isinstance(cell, Cell) else cell
+def _drawn(cell: AnyCell, medium: Medium, *, is_short: bool = False) -> Text:
+    drawn = ((is_short and cell.shorter) or cell.drawn) if isinstance(cell, Cell) else cell
     return legible_text(drawn if isinstance(drawn, Text) else Text(drawn), medium.encoding)
 
 

@@ -37,14 +37,17 @@ def render_notices(notices: Sequence[Notice]) -> Block:
 
 
 def render_notices_briefly(notices: Sequence[Notice]) -> Block:
-    """Those that put a verdict in doubt in full, of the others what was seen, and how many more there are."""
+    """Those that put a verdict in doubt in full, of the others what was seen, and how many more there are.
+
+    What was seen mostly takes a line of 80 columns.
+    """
     whole = [notice for notice in notices if notice.code in WHOLE_CODES]
     others = [notice for notice in notices if notice.code not in WHOLE_CODES]
-    shown = [Sentence("warning", _what_was_seen(notice), lead=LEAD, is_one_line=True) for notice in others]
+    shown = [Sentence("warning", _what_was_seen(notice), lead=LEAD) for notice in others]
     left = len(shown) - MOST_SHORT
     if left > 0:
         more = f"{format_plural(left, 'more warning')}: --details"
-        shown = [*shown[:MOST_SHORT], Sentence("warnings left out", more, lead="")]
+        shown = [*shown[:MOST_SHORT], Sentence("warnings left out", more)]
     return Section([*map(_in_full, whole), *shown])
 
 

@@ -11,6 +11,8 @@ from rich.text import Text
 from specprobe.advise import Advice
 from specprobe.blocks import AnyCell, Block, Column, Copyable, Figures, Gap, Section, Sentence
 from specprobe.export import command_line
+from specprobe.interval import MIN_PROMPTS
+from specprobe.labels import label_cells
 from specprobe.notice_report import render_notices_briefly
 from specprobe.notices import inert
 from specprobe.recommend import Recommendation, Verdict
@@ -43,9 +45,10 @@ def render_verdict(advice: Advice) -> Block:
 def render_glance(advice: Advice) -> Block:
     """What follows the figures where there is one screen."""
     recommendation = advice.recommendation
-    parts: list[Block] = [_break_even(recommendation)]
+    parts: list[Block] = [_break_even(recommendation), *_prices(recommendation)]
     parts += [_with_temperature(found) for found in advice.temperatures[:MOST_TOLD]]
-    parts.append(Sentence("cost", _cost(recommendation), lead="Cost: "))
+    limits = f"{crossover(recommendation)} Cost: {_cost(recommendation)}"
+    parts.append(Sentence("limits", limits))
     if recommendation.export:
         parts += [Gap(), *_settings_briefly(recommendation.by_concurrency), Gap()]
     parts += render_missing_settings(recommendation)
@@ -93,6 +96,8 @@ def _verdict_sentence(recommendation: Recommendation, *, names_temperature: bool
         sentence.append(word, style=VERDICT_STYLES[verdict.verdict])
         if verdict.verdict == "speculate":
             sentence.append(f" with {inert(verdict.best.label, 60)} at depth {verdict.best.depth}")
+        elif not verdict.best.enough_prompts:
+            sentence.append(f" (fewer than {MIN_PROMPTS} prompts never say speculate)")
     return Sentence("verdict", sentence.append("."))
 
 
@@ -117,13 +122,23 @@ def _best_against_off(recommendation: Recommendation) -> Block:
         Column("ITL p95", "gap between chunks, p95"),
         Column("TPOT", "time per output token"),
     ]
+    labels = label_cells(option.label for verdict in recommendation.by_concurrency for option in verdict.options)
     rows: list[tuple[AnyCell, ...]] = []
     styles: list[str] = []
     for verdict in recommendation.by_concurrency:
         best, concurrency = verdict.best, str(verdict.concurrency)
         gain = Text(f"{best.speedup:.2f}x", style=VERDICT_STYLES[verdict.verdict])
-        label, interval = f"{inert(best.label, 60)} {best.depth}", format_interval(best.low, best.high)
-        rows.append((concurrency, label, gain, interval, format_number(best.tokens_per_round), *_served(best.served)))
+        interval = format_interval(best.low, best.high)
+        rows.append(
+            (
+                concurrency,
+                labels[best.label].followed_by(f" {best.depth}"),
+                gain,
+                interval,
+                format_number(best.tokens_per_round),
+                *_served(best.served),
+            )
+        )
         rows.append((concurrency, "off", "1.00x", "", "1.00", *_served(verdict.plain)))
         styles += ["", "dim"]
     return Figures(columns, rows, num_keys=2, styles=styles)
@@ -149,17 +164,22 @@ def _break_even(recommendation: Recommendation) -> Block:
     several = len(verdicts) > 1
     needed = [
         f"{verdict.best.break_even_tokens_per_round:.2f}"
-        + (f" {'tokens at concurrency ' if number == 0 else 'at '}{verdict.concurrency}" if several else " tokens")
+        + ("" if number else " tokens per round")
+        + (f" at {'' if number else 'concurrency '}{verdict.concurrency}" if several else "")
         for number, verdict in enumerate(verdicts[:MOST_TOLD])
     ]
-    text = f"a round must write {', '.join(needed)}. {crossover(recommendation)}"
-    if recommendation.dollars_per_hour is not None:
-        told = [
-            f"{dollars(recommendation, verdict)}{f' at {verdict.concurrency}' if several else ''}"
-            for verdict in verdicts[:MOST_TOLD]
-        ]
-        text += f" A million output tokens: {', '.join(told)}."
-    return Sentence("break even", text, lead="Break even: ")
+    return Sentence("break even", f"{', '.join(needed)}.", lead="Break even: ")
+
+
+def _prices(recommendation: Recommendation) -> list[Block]:
+    verdicts = recommendation.by_concurrency[:MOST_TOLD]
+    told = [
+        f"{dollars(recommendation, verdict)}{f' at {verdict.concurrency}' if len(verdicts) > 1 else ''}"
+        for verdict in verdicts
+    ]
+    priced = recommendation.dollars_per_hour is not None
+    name = "a million output tokens"
+    return [Sentence(name, f"{', '.join(told)}.", lead=f"{name.capitalize()}: ")] if priced else []
 
 
 def crossover(recommendation: Recommendation) -> str:

@@ -98,8 +98,9 @@ def _option(option: Option) -> str:
 
 def _maps(recommendation: Recommendation) -> list[Block]:
     """The grid of each drafter, the best one's first."""
-    best = {verdict.best.label for verdict in recommendation.by_concurrency}
-    grids = sorted(recommendation.grids, key=lambda grid: grid.label not in best)
+    best = [verdict.best.label for verdict in recommendation.by_concurrency]
+    rank = {label: number for number, label in reversed([*enumerate(best)])}
+    grids = sorted(recommendation.grids, key=lambda grid: rank.get(grid.label, len(best)))
     legend = (
         "rows: concurrency, columns: depth; all slots full; x speed-up, * fastest of its row, - slower than not "
         "speculating"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from rich.text import Text
 
 from specprobe.blocks import AnyCell, Block, Cell, Column, Figures, Gap, Section, Sentence
+from specprobe.labels import label_cells
 from specprobe.notice_report import render_notices_briefly
 from specprobe.notices import inert
 from specprobe.run import Run
@@ -89,7 +91,9 @@ def _results(summaries: Sequence[ResultSummary]) -> Block:
         Column(f"accepted up to position 1..{depth}", "accepted up to each position", is_number=False),
     ]
     shown = sorted(summaries, key=_most_tokens, reverse=True)[:MOST_RESULTS]
-    table = Figures(columns, [_result(summary) for summary in summaries if summary in shown], num_keys=2)
+    labels = label_cells(summary.acceptance.label for summary in summaries)
+    rows = [(labels[one.acceptance.label], *_result(one)) for one in summaries if one in shown]
+    table = Figures(columns, rows, num_keys=2, repeats_keys=True)
     left = len(summaries) - len(shown)
     more = f"{format_plural(left, 'result')} with fewer tokens per round: --details"
     return Section([table, *([Sentence("left out", more)] if left else [])])
@@ -99,7 +103,6 @@ def _result(summary: ResultSummary) -> tuple[AnyCell, ...]:
     acceptance, depth = summary.acceptance, _best_depth(summary)
     interval = summary.tokens_per_round[depth - 1]
     return (
-        inert(acceptance.label, 60),
         f"{acceptance.temperature:g}",
         str(depth),
         f"{_most_tokens(summary):.2f}",
@@ -114,7 +117,10 @@ def _positions(survival: Sequence[float]) -> Cell:
         return Cell("nothing drafted", "nothing drafted")
     curve = format_curve([survival[position] for position in evenly(len(survival), WIDEST_CURVE)])
     said = ", ".join(map(format_percent, survival))
-    return Cell(f"{format_percent(survival[0])} {curve} {format_percent(survival[-1])}", said)
+    ends = (survival[0], survival[-1])
+    first, last = map(format_percent, ends)
+    short_first, short_last = (f"{100 * share:.0f} %" for share in ends)
+    return Cell(f"{first} {curve} {last}", said, f"{short_first} {curve} {short_last}")
 
 
 def _who_gains(best: Sequence[ResultSummary]) -> Block | None:
@@ -136,9 +142,14 @@ def _who_gains(best: Sequence[ResultSummary]) -> Block | None:
 def _what_was_measured(run: Run) -> str:
     sources = ", ".join(inert(str(source), 200) for source in run.workload["sources"])
     text = f"{format_plural(run.workload['prompts'], 'prompt')} of {sources}"
-    for lengths in run.responses:
-        tokens = format_count(int(lengths.output_tokens.sum()))
-        text += f"; {tokens} tokens {lengths.source} at temperature {lengths.temperature:g}"
+    for source, records in groupby(run.responses, key=lambda lengths: lengths.source):
+        told = [
+            f"{format_count(int(one.output_tokens.sum()))}"
+            + ("" if number else f" tokens {source}")
+            + f" at {'' if number else 'temperature '}{one.temperature:g}"
+            for number, one in enumerate(records)
+        ]
+        text += f"; {', '.join(told)}"
     if run.target is not None:
         text += f"; target {inert(str(run.target['name']), 200)}"
     return f"{text}; rules of {run.engine_profile}."

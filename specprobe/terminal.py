@@ -18,13 +18,17 @@ class ReportConsole(Console):
     """A rich console that also knows whether reports are wanted as plain lines, one fact each."""
 
     def __init__(self, stream: IO[str], *, is_plain: bool = False) -> None:
-        super().__init__(file=stream, highlight=False, markup=False, width=_width(stream))
+        super().__init__(
+            file=stream,
+            highlight=False,
+            markup=False,
+            color_system=None if is_plain else "auto",
+            width=_width(stream),
+        )
         if self.width < NARROWEST:
             self.width = NARROWEST
         # A dumb terminal neither moves its cursor nor has colours: what reads it is a program or a reader aloud.
         self.is_plain = is_plain or self.is_dumb_terminal
-        if self.is_plain:
-            self.no_color = True
 
 
 def _width(stream: IO[str]) -> int | None:
