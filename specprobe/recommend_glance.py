@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from specprobe.advise import Advice
-from specprobe.blocks import AnyCell, Block, Column, Copyable, Figures, Gap, Section, Sentence
+from specprobe.blocks import AnyCell, Block, Column, Copyable, Figures, Gap, Said, Section, Sentence
 from specprobe.export import command_line
 from specprobe.interval import MIN_PROMPTS
 from specprobe.labels import label_cells
@@ -47,8 +47,8 @@ def render_glance(advice: Advice) -> Block:
     recommendation = advice.recommendation
     parts: list[Block] = [_break_even(recommendation), *_prices(recommendation)]
     parts += [_with_temperature(found) for found in advice.temperatures[:MOST_TOLD]]
-    limits = f"{crossover(recommendation)} Cost: {_cost(recommendation)}"
-    parts.append(Sentence("limits", limits))
+    limit, cost = crossover(recommendation), _cost(recommendation)
+    parts += [Sentence("", f"{limit} Cost: {cost}"), Said("crossover", limit), Said("cost", cost)]
     if recommendation.export:
         parts += [Gap(), *_settings_briefly(recommendation.by_concurrency), Gap()]
     parts += render_missing_settings(recommendation)
@@ -85,20 +85,22 @@ def traffics(verdicts: Sequence[Verdict]) -> str:
 
 
 def _verdict_sentence(recommendation: Recommendation, *, names_temperature: bool) -> Block:
-    sentence = Text(f"At temperature {recommendation.temperature:g}: " if names_temperature else "")
+    at = f"temperature {recommendation.temperature:g}" if names_temperature else ""
+    sentence, facts = Text(f"At {at}: " if at else ""), []
     for number, verdicts in enumerate(_alike(recommendation.by_concurrency)):
         if number:
             sentence.append("; ")
         verdict = verdicts[0]
         in_flight = f" (some {verdict.concurrency} in flight)" if verdict.by_clock else ""
-        sentence.append(f"{traffics(verdicts)}{in_flight}: ")
-        word = "not decided" if recommendation.undecided else VERDICT_WORDS[verdict.verdict]
-        sentence.append(word, style=VERDICT_STYLES[verdict.verdict])
+        said = Text("not decided" if recommendation.undecided else VERDICT_WORDS[verdict.verdict])
+        said.stylize(VERDICT_STYLES[verdict.verdict])
         if verdict.verdict == "speculate":
-            sentence.append(f" with {inert(verdict.best.label, 60)} at depth {verdict.best.depth}")
+            said.append(f" with {inert(verdict.best.label, 60)} at depth {verdict.best.depth}")
         elif not verdict.best.enough_prompts:
-            sentence.append(f" (fewer than {MIN_PROMPTS} prompts never say speculate)")
-    return Sentence("verdict", sentence.append("."))
+            said.append(f" (fewer than {MIN_PROMPTS} prompts never say speculate)")
+        sentence.append(f"{traffics(verdicts)}{in_flight}: ").append_text(said)
+        facts.append(Said(", ".join(filter(None, (traffics(verdicts) + in_flight, at, "verdict"))), said.plain))
+    return Section([Sentence("", sentence.append(".")), *facts])
 
 
 def _alike(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
@@ -168,7 +170,13 @@ def _break_even(recommendation: Recommendation) -> Block:
         + (f" at {'' if number else 'concurrency '}{verdict.concurrency}" if several else "")
         for number, verdict in enumerate(verdicts[:MOST_TOLD])
     ]
-    return Sentence("break even", f"{', '.join(needed)}.", lead="Break even: ")
+    facts = [
+        Said(
+            f"{traffics([verdict])}, breaks even at", f"{verdict.best.break_even_tokens_per_round:.2f} tokens per round"
+        )
+        for verdict in verdicts
+    ]
+    return Section([Sentence("", f"{', '.join(needed)}.", lead="Break even: "), *facts])
 
 
 def _prices(recommendation: Recommendation) -> list[Block]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.text import Text
 
 from specprobe.advise import Advice
-from specprobe.blocks import Block, Column, Figures, Gap, Section, Sentence
+from specprobe.blocks import Block, Column, Figures, Gap, Said, Section, Sentence
 from specprobe.candidates import Option
 from specprobe.heat_map import HeatMap
 from specprobe.interval import MIN_PROMPTS
@@ -62,30 +62,27 @@ def render_advice(advice: Advice, *, details: bool = False) -> Block:
 
 def _why(recommendation: Recommendation, verdict: Verdict) -> Block:
     best, plain = verdict.best, verdict.plain
-    text = (
-        f"{inert(best.label, 60)} {best.depth} writes {best.tokens_per_round:.2f} "
-        f"tokens per round; a round must write {best.break_even_tokens_per_round:.2f} to break even"
-    )
-    if best.break_even_acceptance_length is not None:
-        text += f" (mean acceptance length {best.break_even_acceptance_length:.2f})"
-    if verdict.by_clock:
-        text += "; the speed-up is that of the mean request latency"
     latency, with_it = plain.mean_latency_seconds, best.served.mean_latency_seconds
-    text += f"; request latency {format_seconds(latency)} → {format_seconds(with_it)}"
-    text += f", {format_percent(best.losing_share)} of requests take longer"
-    text += f"; gap between chunks p50 {_seconds(plain.itl_p50_seconds)} → {_seconds(best.served.itl_p50_seconds)}"
-    if cost_of_tokens := dollars(recommendation, verdict):
-        text += f"; {cost_of_tokens} per million output tokens"
-    if best.drafter_bytes:
-        text += f"; the drafter takes {format_bytes(best.drafter_bytes)}"
-    if not best.enough_prompts:
-        text += f"; fewer than {MIN_PROMPTS} prompts, which never say speculate"
-    if verdict.verdict == "close" and not recommendation.undecided and best.low is not None:
-        text += "; " + ("step times of yours (calibrate)" if recommendation.cost.log_deviation else "more prompts")
-        text += " would narrow the interval"
-    if verdict.runner_up is not None:
-        text += f"; runner-up {_option(verdict.runner_up)}"
-    return Sentence(f"why, {traffics([verdict])}", f"{text}.", lead=f"{traffics([verdict])}: ")
+    itl, itl_with_it = plain.itl_p50_seconds, best.served.itl_p50_seconds
+    length = best.break_even_acceptance_length
+    told = {
+        "tokens per round": f"{best.tokens_per_round:.2f}",
+        "breaks even at": f"{best.break_even_tokens_per_round:.2f}"
+        + ("" if length is None else f" (mean acceptance length {length:.2f})"),
+        "request latency": f"{format_seconds(latency)} → {format_seconds(with_it)}",
+        "requests that take longer": format_percent(best.losing_share),
+        "gap between chunks p50": f"{_seconds(itl)} → {_seconds(itl_with_it)}",
+        "per million output tokens": dollars(recommendation, verdict),
+        "weights of the drafter": format_bytes(best.drafter_bytes) if best.drafter_bytes else "",
+        "runner-up": _option(verdict.runner_up) if verdict.runner_up else "",
+        "speed-up is that of": "the mean request latency" if verdict.by_clock else "",
+        "prompts": "" if best.enough_prompts else f"fewer than {MIN_PROMPTS}, which never say speculate",
+    }
+    at = traffics([verdict])
+    facts = [Said(name, value) for name, value in told.items() if value]
+    text = "; ".join(f"{fact.name} {fact.value}" for fact in facts)
+    sentence = Sentence("", f"{text}.", lead=f"{at}: {inert(best.label, 60)} {best.depth}: ")
+    return Section([sentence, Section(facts, name=f"why, {at}")])
 
 
 def _seconds(seconds: float | None) -> str:

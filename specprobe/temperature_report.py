@@ -37,6 +37,8 @@ TEMPERATURES_PER_TABLE = 5
 # Points of a curve over temperature, and the cells of its bars.
 CURVE_POINTS = 9
 BAR_WIDTH = 24
+# Of tokens per round above 1: less is drawn as nothing.
+NO_GAIN = 0.01
 
 
 def render_temperatures(curves: Sequence[TemperatureCurve]) -> Block:
@@ -55,7 +57,7 @@ def render_temperatures(curves: Sequence[TemperatureCurve]) -> Block:
 
 
 def _drawn(curve: TemperatureCurve) -> Block:
-    """The curve of one depth as bars, from what was measured and interpolated between."""
+    """The curve of one depth as bars of the gain over 1 token a round: measured, and interpolated between."""
     dense = curve.dense
     measured = {number for number, point in enumerate(dense) if not point.interpolated}
     numbers = sorted(measured | set(evenly(len(dense), CURVE_POINTS)))
@@ -67,14 +69,14 @@ def _drawn(curve: TemperatureCurve) -> Block:
     ]
     return Section(
         [Figures(columns, [_point(dense[n], highest) for n in numbers])],
-        title=f"at depth {curve.depth}",
+        title=f"at depth {curve.depth} (bars begin at 1, which is no gain)",
         name=f"depth {curve.depth}",
     )
 
 
 def _point(point: DensePoint, highest: float) -> tuple[Cell | str, ...]:
     figure = format_number(point.tokens_per_round)
-    bar = format_bar(point.tokens_per_round / highest, BAR_WIDTH)
+    bar = format_bar((point.tokens_per_round - 1) / max(highest - 1, NO_GAIN), BAR_WIDTH)
     how = "interpolated" if point.interpolated else "measured"
     return f"{point.temperature:g}", Cell(f"{bar} {figure}", figure), how
 
@@ -122,7 +124,7 @@ def render_groups(groups: Sequence[GroupResult]) -> Block:
     columns = [
         Column("group", is_number=False, wraps=True),
         Column("responses"),
-        Column("tokens/ round", "tokens per round"),
+        Column("tokens/round", "tokens per round"),
         Column("90 % interval"),
         Column("accept. rate", "acceptance rate"),
         Column("accept. length", "mean acceptance length"),

@@ -297,3 +297,24 @@ def test_a_reader_that_leaves_early_is_no_failure(log, options):
     assert result.stdout.count(b"\n") == 1
     assert b"Traceback" not in result.stderr
     assert b"Exception" not in result.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals there")
+@pytest.mark.parametrize(("columns", "expected"), [(60, 60), (100, 100)])
+def test_a_pager_gets_the_width_of_the_terminal_it_is_on(log, columns, expected):
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "SPECPROBE_CACHE": str(Path.cwd())}
+    command = [sys.executable, "-m", "specprobe", "inspect", log]
+    # A pipe that a pager reads, and a terminal for errors.
+    result = subprocess.run(command, env=variables, stdout=subprocess.PIPE, stderr=theirs, check=False, timeout=120)
+    os.close(ours)
+    os.close(theirs)
+    assert result.returncode == 0
+    is_table = result.stdout.decode().startswith("file ")
+    assert is_table == (expected > 60)
