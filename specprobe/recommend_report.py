@@ -38,6 +38,7 @@ LENGTHS = {
     (4.0, 4.0): "both 4 times as long",
     (0.25, 0.25): "both a quarter as long",
 }
+NO_DRAFTING = "drafting that takes no time"
 
 
 def render_advice(advice: Advice, *, details: bool = False) -> Block:
@@ -116,12 +117,14 @@ def _what_if(verdicts: Sequence[Verdict]) -> Block:
     asked: list[tuple[str, Callable[[Option], float | None]]] = [("as it is", lambda best: best.speedup)]
     for factors, words in LENGTHS.items():
         asked.append((words, lambda best, factors=factors: _with_lengths(best, factors)))  # type: ignore[misc]
-    asked.append(("drafting that takes no time", lambda best: best.free_drafting_speedup))
-    rows = []
+    asked.append((NO_DRAFTING, lambda best: best.free_drafting_speedup))
+    rows: list[tuple[str, ...]] = []
     for words, speedup in asked:
         found = [speedup(verdict.best) for verdict in verdicts]
-        if any(value is not None for value in found):
-            rows.append((words, *(ABSENT if value is None else f"{value:.2f}x" for value in found)))
+        shown = tuple(ABSENT if value is None else f"{value:.2f}x" for value in found)
+        # Lengths that change nothing say something; drafting that hardly takes time was never the question.
+        if any(value is not None for value in found) and not (words == NO_DRAFTING and shown == rows[0][1:]):
+            rows.append((words, *shown))
     columns = [Column("", is_number=False, wraps=True)]
     columns += [Column(f"conc. {verdict.concurrency}", f"concurrency {verdict.concurrency}") for verdict in verdicts]
     title = Text.assemble(("what if", "bold"), " (speed-up, were acceptance the same)")
