@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,8 @@ class Option:
     timings and the known error of the cost, None where there is none; `enough_prompts`: whether it rests on
     MIN_PROMPTS prompts. `round_seconds`: the mean of a speculative round. `break_even_tokens_per_round`: the ratio of
     the round times with and without; speculation pays above it. `losing_share`: of requests that take longer than
-    without. `drafter_bytes`: what its weights take, None where the cost does not say.
+    without. `drafter_bytes`: what its weights take, None where the cost does not say. `free_drafting_speedup`: were the
+    drafter's steps to take no time, its prefill aside; None where they take none.
     """
 
     drafter: str
@@ -57,6 +58,7 @@ class Option:
     drafter_bytes: float | None
     served: Served
     sensitivity: tuple[Sensitivity, ...]
+    free_drafting_speedup: float | None = None
 
     @property
     def label(self) -> str:
@@ -104,6 +106,7 @@ def candidates(
     closed_points, round_seconds = closed(sums), closed.round_seconds(sums)
     intervals = closed.intervals(acceptance.by_prompt(counts))
     lengthened = _lengthened(acceptance, lengths, cost, batch)
+    free_drafting = replace(closed, drafting_seconds=np.zeros_like(closed.drafting_seconds))(sums)
     options = []
     for row, interval in enumerate(intervals[: cost.deepest]):
         if row + 1 < acceptance.first_depth:
@@ -141,6 +144,7 @@ def candidates(
                 sensitivity=tuple(
                     Sensitivity(*factors, float(points[row]) * moved) for factors, points in lengthened.items()
                 ),
+                free_drafting_speedup=float(free_drafting[row]) * moved if closed.drafting_seconds[row] else None,
             )
         )
     return options

@@ -47,8 +47,8 @@ def check_responses(trajectories: Sequence[Trajectory], where: str = "") -> list
         notices.append(
             Notice(
                 "degenerate_loops",
-                f"{where}{looping} of {num_responses} responses end in a loop that repeats the same tokens; drafts "
-                "from the text accept nearly all of it, so acceptance is too high: check model, template, token limit",
+                f"{where}{looping} of {num_responses} responses end in a loop, so acceptance is too high; drafts from "
+                "the text guess nearly all of what repeats the same tokens: check model, template, token limit",
             )
         )
     generated = [trajectory for trajectory in trajectories if trajectory.source == "generated"]

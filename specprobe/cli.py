@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from specprobe.plan import Plan
 
-# Below it tables lose whole columns.
-NARROWEST = 20
 GATE_FAILED = 1
 MUST_CHANGE = 2
 INTERRUPTED = 130
@@ -92,6 +90,15 @@ FirstTurnOption = Annotated[
     bool, typer.Option("--first-turn/--no-first-turn", help="First user turn only, as most benchmarks read chat logs.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document on stdout.")]
+PlainOption = Annotated[
+    bool,
+    typer.Option(
+        "--plain",
+        envvar="SPECPROBE_PLAIN",
+        help="One fact a line, ASCII, no tables, bars or colours: for screen readers and logs.",
+    ),
+]
+DetailsOption = Annotated[bool, typer.Option("--details", help="Everything behind the one screen.")]
 DtypeOption = Annotated[
     str | None,
     typer.Option("--dtype", help="float32, bfloat16 or float16. Default: float32 on the CPU, else the checkpoint's."),
@@ -121,6 +128,7 @@ def inspect(
     prompts: PromptsArgument,
     format_name: FormatOption = None,
     prompt_field: FieldOption = None,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what is in a prompt log: format, rows, usable prompts, skips by reason, lengths."""
@@ -129,13 +137,13 @@ def inspect(
 
     if prompt_field == "":
         raise SpecprobeError("--prompt-field: is empty; name a column, or leave it out")
-    inspection = inspect_workload(prompts, format=format_name, prompt_field=prompt_field, stages=OnStderr())
+    inspection = inspect_workload(prompts, format=format_name, prompt_field=prompt_field, stages=OnStderr(is_plain=plain))
     if as_json:
         _print_json(inspection.to_json())
     else:
         from specprobe.inspect_report import render_inspection
 
-        _print(render_inspection(inspection))
+        _print(render_inspection(inspection), plain=plain)
     if inspection.error:
         raise SpecprobeError(inspection.error)
 
@@ -255,6 +263,8 @@ def analyze(
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the run to this file.")] = None,
     dry_run: DryRunOption = False,
+    details: DetailsOption = False,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Replay drafters over a prompt log: acceptance by position, tokens per round by depth, curves."""
@@ -309,11 +319,11 @@ def analyze(
     if dry_run:
         from specprobe.dry_run import plan_analyze
 
-        _print_plan(plan_analyze(options, OnStderr(), TrajectoryStore()), as_json=as_json)
+        _print_plan(plan_analyze(options, OnStderr(is_plain=plain), TrajectoryStore()), as_json=as_json, plain=plain)
         return
     if out is not None:
         check_out(out)
-    stages = OnStderr()
+    stages = OnStderr(is_plain=plain)
     run = run_analyze(options, stages, TrajectoryStore())
     summary = summarize_run(run, stages)
     document = dump_document(run_document(run, summary))
@@ -327,7 +337,7 @@ def analyze(
         else:
             from specprobe.report import render_run
 
-            _print(render_run(run, summary))
+            _print(render_run(run, summary, details=details), plain=plain)
 
 
 @app.command()
@@ -395,6 +405,8 @@ def recommend(
         typer.Option("--trace", help="When requests come: the times of a trace in Mooncake, Azure or BurstGPT form."),
     ] = None,
     dry_run: DryRunOption = False,
+    details: DetailsOption = False,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """The verdict for a concurrency: speculate or not, with which drafter and how many draft tokens."""
@@ -420,9 +432,9 @@ def recommend(
             engine=engine,
             cost_options=cost_options,
             arrivals=arrivals,
-            stages=OnStderr(),
+            stages=OnStderr(is_plain=plain),
         )
-        _print_plan(plan, as_json=as_json)
+        _print_plan(plan, as_json=as_json, plain=plain)
         return
     advice = advise(
         run,
@@ -430,7 +442,7 @@ def recommend(
         temperature=temperature,
         engine=engine,
         cost_options=cost_options,
-        stages=OnStderr(),
+        stages=OnStderr(is_plain=plain),
         prefer=prefer.value,
         gpu_price=gpu_price,
         arrivals=arrivals,
@@ -441,7 +453,7 @@ def recommend(
     else:
         from specprobe.recommend_report import render_advice
 
-        _print(render_advice(advice))
+        _print(render_advice(advice, details=details), plain=plain)
 
 
 @app.command()
@@ -462,6 +474,7 @@ def compare(
     force: Annotated[
         bool, typer.Option("--force", help="Compare although workload, target, template or engine rules differ.")
     ] = False,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """What changed from run A to run B, paired by prompt, and whether these prompts can tell."""
@@ -469,13 +482,13 @@ def compare(
     from specprobe.progress import OnStderr
     from specprobe.run_document import load_run
 
-    comparison = compare_runs(load_run(a), load_run(b), force=force, stages=OnStderr())
+    comparison = compare_runs(load_run(a), load_run(b), force=force, stages=OnStderr(is_plain=plain))
     if as_json:
         _print_json(comparison.to_json())
     else:
         from specprobe.compare_report import render_comparison
 
-        _print(render_comparison(comparison))
+        _print(render_comparison(comparison), plain=plain)
 
 
 @app.command()
@@ -534,6 +547,7 @@ def gate(
         Path | None,
         typer.Option("--summary", help="Append a summary in Markdown to this file. Default: $GITHUB_STEP_SUMMARY."),
     ] = None,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Thresholds for CI, decided on intervals: exit 1 where a gate failed. Also from specprobe.toml."""
@@ -568,7 +582,7 @@ def gate(
     else:
         from specprobe.gate_report import render_gate
 
-        _print(render_gate(result))
+        _print(render_gate(result), plain=plain)
     for line in failure_lines(result):
         print(line, file=sys.stderr)
     files.write(result)
@@ -599,6 +613,7 @@ def fit(
         int | None,
         typer.Option("--depth", help="With --metrics: the most draft tokens, if the engine does not say."),
     ] = None,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Fit acceptance curves to published numbers or to an engine's own, and predict other depths."""
@@ -629,8 +644,8 @@ def fit(
         if numbers:
             from specprobe.engine_numbers.report import render_engine_numbers
 
-            _print(render_engine_numbers(numbers))
-        _print(render_fit(fitted))
+            _print(render_engine_numbers(numbers), plain=plain)
+        _print(render_fit(fitted), plain=plain)
 
 
 @app.command("import")
@@ -655,6 +670,8 @@ def import_numbers(
         str | None, typer.Option("--engine", help="NAME[@VERSION]. Default: the engine that the file is of.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the run to this file.")] = None,
+    details: DetailsOption = False,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a run of what an engine counted, for recommend, compare and gate."""
@@ -678,7 +695,7 @@ def import_numbers(
     else:
         from specprobe.report import render_run
 
-        _print(render_run(run, summary))
+        _print(render_run(run, summary, details=details), plain=plain)
 
 
 @app.command()
@@ -745,6 +762,7 @@ def calibrate(
     out: Annotated[
         Path | None, typer.Option("--out", help="The cost file. Default: .specprobe/calibrated.json.")
     ] = None,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Fit the roofline's few constants to measured step times, and save a cost file for recommend."""
@@ -773,14 +791,14 @@ def calibrate(
         drafters=tuple(drafter or ()),
         out=out,
     )
-    calibration, path = run_calibration(options, OnStderr())
+    calibration, path = run_calibration(options, OnStderr(is_plain=plain))
     if as_json:
         _print_json(calibration.to_json(path))
         _warn_on_stderr(calibration.notices)
     else:
         from specprobe.calibrate_report import render_calibration
 
-        _print(render_calibration(calibration, path))
+        _print(render_calibration(calibration, path), plain=plain)
 
 
 @app.command()
@@ -793,6 +811,7 @@ def backtest(
         typer.Option("--calibrated", help="Fit constants to a few cells of the table and judge the others."),
     ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Draws the cells that are fitted to.")] = 0,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Judge the cost model against results that were measured: verdicts, errors, depths, crossovers."""
@@ -804,7 +823,7 @@ def backtest(
     else:
         from specprobe.backtest_report import render_backtest
 
-        _print(render_backtest(result))
+        _print(render_backtest(result), plain=plain)
 
 
 @app.command()
@@ -918,6 +937,7 @@ def schema(
 def doctor(
     ctx: typer.Context,
     network: Annotated[bool, typer.Option("--network", help="Also ask whether the Hugging Face Hub answers.")] = False,
+    plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what this machine can do and what is missing; exit 2 where the main job cannot run."""
@@ -925,13 +945,13 @@ def doctor(
     from specprobe.progress import OnStderr
 
     group = ctx.find_root().command
-    checkup = examine(OnStderr(), network=network, defaults=describe_defaults(group, Path.cwd()))
+    checkup = examine(OnStderr(is_plain=plain), network=network, defaults=describe_defaults(group, Path.cwd()))
     if as_json:
         _print_json(checkup.to_json())
     else:
         from specprobe.doctor_report import render_checkup
 
-        _print(render_checkup(checkup))
+        _print(render_checkup(checkup), plain=plain)
     if not checkup.is_ready:
         raise typer.Exit(MUST_CHANGE)
 
@@ -1017,18 +1037,17 @@ def _stop_writing() -> None:
 
 
 def _error(message: str) -> None:
+    from specprobe.legible import legible
     from specprobe.notices import inert
 
-    print(f"error: {inert(' '.join(message.split()), 2000)}", file=sys.stderr)
+    shown = f"error: {inert(' '.join(message.split()), 2000)}"
+    print(legible(shown, sys.stderr.encoding or "ascii"), file=sys.stderr)
 
 
-def _print(renderable: RenderableType) -> None:
-    from rich.console import Console
+def _print(renderable: RenderableType, *, plain: bool = False) -> None:
+    from specprobe.terminal import ReportConsole
 
-    console = Console(highlight=False, markup=False)
-    if console.width < NARROWEST:
-        console = Console(highlight=False, markup=False, width=NARROWEST)
-    console.print(renderable, crop=False)
+    ReportConsole(sys.stdout, is_plain=plain).print(renderable, crop=False)
 
 
 def _print_json(document: dict[str, Any]) -> None:
@@ -1037,22 +1056,21 @@ def _print_json(document: dict[str, Any]) -> None:
     print(dump_document(document))
 
 
-def _print_plan(plan: Plan, *, as_json: bool) -> None:
+def _print_plan(plan: Plan, *, as_json: bool, plain: bool) -> None:
     if as_json:
         _print_json(plan.to_json())
         return
     from specprobe.plan_report import render_plan
 
-    _print(render_plan(plan))
+    _print(render_plan(plan), plain=plain)
 
 
 def _warn_on_stderr(notices: Sequence[Any]) -> None:
-    from rich.console import Console
-
-    from specprobe.report import render_notices
+    from specprobe.notice_report import render_notices
+    from specprobe.terminal import ReportConsole
 
     if notices:
-        Console(stderr=True, highlight=False, markup=False).print(render_notices(notices))
+        ReportConsole(sys.stderr).print(render_notices(notices), crop=False)
 
 
 def _temperatures(text: str | None) -> tuple[float, ...] | Literal["log"] | None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
+from specprobe.blocks import Block, Column, Figures, Gap, Section, Sentence
 from specprobe.compare import Comparison, Contrast, ResultContrast
 from specprobe.interval import MIN_PROMPTS, Interval
 from specprobe.notices import inert
@@ -15,28 +13,36 @@ from specprobe.units import ABSENT, format_number, format_percent, format_plural
 STYLES = {"higher": "bold green", "lower": "bold red", "not significant": "bold", "too few prompts": "bold yellow"}
 
 
-def render_comparison(comparison: Comparison) -> RenderableType:
+def render_comparison(comparison: Comparison) -> Block:
     """For people; every figure is in the document too."""
-    parts: list[RenderableType] = []
+    parts: list[Block] = []
     for difference in comparison.differences:
         parts.append(
-            Text.assemble(
-                ("not comparable: ", "yellow"),
-                f"{difference.what}: {inert(difference.a, 120)} in A, {inert(difference.b, 120)} in B",
+            Sentence(
+                f"not comparable, {difference.what}",
+                f"{inert(difference.a, 120)} in A, {inert(difference.b, 120)} in B",
+                lead=Text.assemble(("not comparable: ", "yellow"), f"{difference.what}: "),
             )
         )
     for result in comparison.results:
-        parts += [*([Text()] if parts else []), _verdict(result), Padding(_depths(result), (0, 2))]
+        parts += [*([Gap()] if parts else []), _result(result)]
     for run, label, temperature in comparison.left_out:
+        said = Text(f"{inert(label, 60)}, temperature {temperature:g}", style="dim")
         parts.append(
-            Text(f"only in {run.upper()}, left out: {inert(label, 60)}, temperature {temperature:g}", style="dim")
+            Sentence(f"only in {run.upper()}, left out", said, lead=Text(f"only in {run.upper()}, left out: ", "dim"))
         )
-    return Group(*parts)
+    return Section(parts)
+
+
+def _result(result: ResultContrast) -> Block:
+    name = f"{inert(result.a.label, 60)}, temperature {result.a.temperature:g}"
+    depth = f"depth {result.depth}"
+    verdict = Sentence(f"{name}, {depth}", _verdict(result), lead=Text(f"{name}, {depth}: ", style="bold"))
+    return Section([verdict, Section([_depths(result)], name=name, indent=2)])
 
 
 def _verdict(result: ResultContrast) -> Text:
-    label = inert(result.a.label, 60)
-    text = Text.assemble((f"{label}, temperature {result.a.temperature:g}, depth {result.depth}: ", "bold"))
+    text = Text()
     judged = result.judged
     text.append(f"tokens per round {format_number(judged.a)} in A, {format_number(judged.b)} in B: ")
     text.append(result.standing, style=STYLES[result.standing])
@@ -65,24 +71,25 @@ def _detectable(contrast: Contrast) -> str:
     return f"The smallest difference that these prompts show 9 times out of 10 is {detectable:.3f}{share}."
 
 
-def _depths(result: ResultContrast) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for header in ("depth", "A", "B", "B - A", "90 % interval", "B / A", "length B - A", "rate B - A"):
-        table.add_column(header, justify="right")
+def _depths(result: ResultContrast) -> Block:
+    headers = ("depth", "A", "B", "B - A", "90 % interval", "B / A", "length B - A", "rate B - A")
+    rows = []
     for contrast in result.depths:
         tokens = contrast.tokens_per_round
         length, rate = contrast.mean_acceptance_length.difference, contrast.acceptance_rate.difference
-        table.add_row(
-            str(contrast.depth),
-            format_number(tokens.a),
-            format_number(tokens.b),
-            ABSENT if tokens.difference is None else f"{tokens.difference.point:+.2f}",
-            ABSENT if tokens.difference is None else _ends(tokens.difference),
-            ABSENT if tokens.ratio is None else f"{tokens.ratio.point:.2f}",
-            ABSENT if length is None else f"{length.point:+.2f}",
-            ABSENT if rate is None else f"{100 * rate.point:+.1f} %",
+        rows.append(
+            (
+                str(contrast.depth),
+                format_number(tokens.a),
+                format_number(tokens.b),
+                ABSENT if tokens.difference is None else f"{tokens.difference.point:+.2f}",
+                ABSENT if tokens.difference is None else _ends(tokens.difference),
+                ABSENT if tokens.ratio is None else f"{tokens.ratio.point:.2f}",
+                ABSENT if length is None else f"{length.point:+.2f}",
+                ABSENT if rate is None else f"{100 * rate.point:+.1f} %",
+            )
         )
-    return table
+    return Figures([Column(header) for header in headers], rows)
 
 
 def _signed_interval(interval: Interval | None) -> str:

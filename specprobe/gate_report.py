@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 
-from rich.console import Group, RenderableType
 from rich.text import Text
 
+from specprobe.blocks import Block, Section, Sentence
 from specprobe.gate import Gate, GateResult
 from specprobe.interval import MIN_PROMPTS
 from specprobe.notices import inert
@@ -17,20 +17,21 @@ STYLES = {"passed": "bold green", "failed": "bold red", "undecided": "bold yello
 LONGEST = 500
 
 
-def render_gate(result: GateResult) -> RenderableType:
+def render_gate(result: GateResult) -> Block:
     """For people: the result that was held against the gates, and one line for each gate."""
-    parts: list[RenderableType] = [Text(_subject(result))]
+    parts: list[Block] = [Sentence("subject", _subject(result))]
     for difference in result.differences:
         parts.append(
-            Text.assemble(
-                ("not comparable: ", "yellow"),
-                f"{difference.what}: {inert(difference.a, 120)} in the baseline, {inert(difference.b, 120)} now",
+            Sentence(
+                f"not comparable, {difference.what}",
+                f"{inert(difference.a, 120)} in the baseline, {inert(difference.b, 120)} now",
+                lead=Text.assemble(("not comparable: ", "yellow"), f"{difference.what}: "),
             )
         )
     for gate in result.gates:
         word = "passed" if gate.passed else "failed"
-        parts.append(Text.assemble((word, STYLES[gate.verdict]), f": {describe_gate(gate)}"))
-    return Group(*parts)
+        parts.append(Sentence(word, describe_gate(gate), lead=Text.assemble((word, STYLES[gate.verdict]), ": ")))
+    return Section(parts)
 
 
 def failure_lines(result: GateResult) -> list[str]:

@@ -5,76 +5,79 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from specprobe.blocks import Block, Column, Figures, Section, Sentence
+from specprobe.notice_report import render_notices
 from specprobe.notices import inert
 from specprobe.scan import FileSummary
 from specprobe.sketches import Spread
+from specprobe.units import ABSENT, format_plural
 from specprobe.workload import Inspection
 
 LONGEST = 1000
 
 
-def render_inspection(inspection: Inspection) -> RenderableType:
+def render_inspection(inspection: Inspection) -> Block:
     """One row for each file, then what was skipped and where, then the warnings."""
-    parts: list[RenderableType] = [_files(inspection)]
+    parts: list[Block] = [_files(inspection)]
     skipped = [file for file in inspection.files if file.skipped]
     if skipped:
         parts.append(_skips(skipped))
-    parts.append(_totals(inspection))
-    parts += _warnings(inspection)
+    parts += [*_totals(inspection), *_warnings(inspection)]
     if inspection.prompts:
         only = shlex.quote(inspection.files[0].path) if len(inspection.files) == 1 else "PROMPTS, the same files"
-        parts.append(_text(f"Next: specprobe analyze {only}"))
-    return Group(*parts)
+        parts.append(Sentence("next", f"specprobe analyze {only}", lead="Next: "))
+    return Section(parts)
 
 
-def _files(inspection: Inspection) -> Table:
-    table = Table("file", "format", "prompt from", box=None, pad_edge=False, header_style="bold")
-    for heading in ("rows", "first turns", "answers", "prompts"):
-        table.add_column(heading, justify="right")
-    for file in inspection.files:
-        table.add_row(
-            _text(file.path),
-            _text(", ".join(filter(None, (file.format, file.container, file.compression))) or "-"),
-            _text(", ".join(inert(column) for column in file.columns) or "-"),
+def _files(inspection: Inspection) -> Block:
+    columns = [Column(header, is_number=False, wraps=True) for header in ("file", "format", "prompt from")]
+    columns += [Column(header) for header in ("rows", "first turns", "answers", "prompts")]
+    rows = [
+        (
+            inert(file.path, LONGEST),
+            inert(", ".join(filter(None, (file.format, file.container, file.compression))) or ABSENT, LONGEST),
+            ", ".join(inert(column) for column in file.columns) or ABSENT,
             *(f"{count:,}" for count in (file.rows, file.first_turns, file.answers, file.prompts)),
         )
-    return table
+        for file in inspection.files
+    ]
+    return Figures(columns, rows)
 
 
-def _skips(files: list[FileSummary]) -> Table:
-    table = Table("file", "skipped", "first at", box=None, pad_edge=False, header_style="bold")
-    table.add_column("count", justify="right")
-    for file in files:
-        for reason, count in file.skipped.items():
-            places = ", ".join(str(line) for line in file.lines.get(reason, ()))
-            table.add_row(_text(file.path), _text(reason), _text(places), f"{count:,}")
-    return table
+def _skips(files: list[FileSummary]) -> Block:
+    columns = [Column(header, is_number=False, wraps=True) for header in ("file", "skipped", "first at")]
+    rows = [
+        (
+            inert(file.path, LONGEST),
+            inert(reason, LONGEST),
+            ", ".join(str(line) for line in file.lines.get(reason, ())),
+            f"{count:,}",
+        )
+        for file in files
+        for reason, count in file.skipped.items()
+    ]
+    return Figures([*columns, Column("count")], rows, num_keys=2)
 
 
-def _totals(inspection: Inspection) -> Text:
+def _totals(inspection: Inspection) -> Iterator[Block]:
     about = "" if inspection.duplicates_exact else "about "
-    lines = [f"{inspection.prompts:,} prompts, {about}{inspection.duplicates:,} of them repeat an earlier one"]
+    repeats = f"{about}{inspection.duplicates:,} of them repeat an earlier one"
+    yield Sentence("prompts", f"{format_plural(inspection.prompts, 'prompt')}, {repeats}")
     for what, spread in (("prompt", inspection.prompt_chars), ("answer", inspection.answer_chars)):
         if spread is not None:
-            lines.append(f"{what} length in characters: {_spread(spread)}")
-    return Text("\n".join(lines))
+            name = f"{what} length in characters"
+            yield Sentence(name, _spread(spread), lead=f"{name}: ")
 
 
 def _spread(spread: Spread) -> str:
     return f"min {spread.min:,}, median {spread.median:,}, max {spread.max:,}"
 
 
-def _warnings(inspection: Inspection) -> Iterator[Text]:
+def _warnings(inspection: Inspection) -> Iterator[Block]:
     for file in inspection.files:
         if file.error:
-            yield _text(file.error, style="red")
-        yield from (_text(notice.message, style="yellow") for notice in file.notices)
-    yield from (_text(notice.message, style="yellow") for notice in inspection.notices)
-
-
-def _text(value: str, style: str = "") -> Text:
-    return Text(inert(value, LONGEST), style=style, overflow="fold")
+            yield Sentence("error", Text(inert(file.error, LONGEST), style="red"))
+        yield render_notices(file.notices)
+    yield render_notices(inspection.notices)

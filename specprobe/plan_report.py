@@ -1,11 +1,8 @@
-"""A Plan as something rich can print."""
+"""A Plan for people: a row for each step, then the sums, then that nothing was done."""
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
+from specprobe.blocks import Block, Column, Figures, Section, Sentence
 from specprobe.notices import inert
 from specprobe.plan import Plan, Step
 from specprobe.units import format_bytes, format_count, format_seconds
@@ -13,27 +10,35 @@ from specprobe.units import format_bytes, format_count, format_seconds
 LONGEST = 200
 
 
-def render_plan(plan: Plan) -> RenderableType:
-    """One row for each step, then the sums, then that nothing was done."""
-    table = Table("step", box=None, pad_edge=False, header_style="bold")
-    for heading in ("to do", "kept", "time"):
-        table.add_column(heading, justify="right")
-    table.add_column("rests on")
-    for step in plan.steps:
-        table.add_row(
-            Text(inert(step.name, LONGEST), overflow="fold"),
+def render_plan(plan: Plan) -> Block:
+    """What would be done, for how long, and in how much memory."""
+    columns = [
+        Column("step", is_number=False, wraps=True),
+        Column("to do"),
+        Column("kept"),
+        Column("time"),
+        Column("rests on", is_number=False, wraps=True),
+    ]
+    rows = [
+        (
+            inert(step.name, LONGEST),
             f"{format_count(step.count)} {step.unit}",
             format_count(step.kept) if step.kept else "",
             _duration(step),
-            Text(step.basis),
+            step.basis,
         )
+        for step in plan.steps
+    ]
     least = "at least " if plan.unforeseen else ""
     peak = "not known" if plan.peak_bytes is None else format_bytes(plan.peak_bytes)
     memory = f"Peak memory of {plan.memory}: {peak} ({plan.peak_basis})"
-    return Group(
-        table,
-        Text(f"In all {least}about {format_seconds(plan.seconds)}. {memory}."),
-        Text(f"Nothing was done or written: specprobe {plan.command} without --dry-run does it."),
+    done = f"Nothing was done or written: specprobe {plan.command} without --dry-run does it."
+    return Section(
+        [
+            Figures(columns, rows),
+            Sentence("in all", f"In all {least}about {format_seconds(plan.seconds)}. {memory}."),
+            Sentence("dry run", done),
+        ]
     )
 
 

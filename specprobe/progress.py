@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from specprobe.legible import legible
 from specprobe.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
@@ -63,21 +65,25 @@ def counting(advance: Advance, total: int, unit: str) -> Callable[[], None]:
 
 
 class OnStderr:
-    """Lines and bars on stderr: a bar with its ETA on a terminal, a line at the start of a step elsewhere."""
+    """Lines and bars on stderr: a bar with its ETA on a terminal, a line at the start of a step elsewhere.
 
-    def __init__(self) -> None:
-        from rich.console import Console
+    `is_plain`: lines on a terminal too, for who has it read aloud.
+    """
 
-        self._console = Console(stderr=True, highlight=False, markup=False)
+    def __init__(self, *, is_plain: bool = False) -> None:
+        from specprobe.terminal import ReportConsole
+
+        self._console = ReportConsole(sys.stderr, is_plain=is_plain)
 
     def say(self, message: str) -> None:
         """One line."""
-        self._console.print(message, style="dim")
+        encoding = "ascii" if self._console.is_plain else self._console.encoding
+        self._console.print(legible(message, encoding), style="dim", soft_wrap=self._console.is_plain)
 
     @contextmanager
     def track(self, description: str, total: float) -> Iterator[Advance]:
         """A bar with elapsed and remaining time; it goes away when the step ends."""
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.is_plain:
             with _bar(self._console, description, total) as advance:
                 yield advance
         else:

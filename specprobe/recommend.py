@@ -395,8 +395,8 @@ def _served_notices(verdicts: Sequence[Verdict], traffics: Sequence[Traffic]) ->
         notices.append(
             Notice(
                 "kv_cache_full",
-                f"concurrency {', '.join(map(str, full))}: the KV cache runs full, so requests wait or are computed "
-                "again; fewer run at once than are in flight",
+                f"the KV cache is full at concurrency {', '.join(map(str, full))}, so fewer requests run at once; the "
+                "others wait or are computed again",
             )
         )
     for verdict, traffic in zip(verdicts, traffics, strict=True):

@@ -73,6 +73,7 @@ def _verdict_json(recommendation: Recommendation, verdict: Verdict) -> dict[str,
             {"prompt_factor": one.scale_prompt, "output_factor": one.scale_output, "speedup": one.speedup}
             for one in best.sensitivity
         ],
+        "free_drafting_speedup": best.free_drafting_speedup,
         "baseline": _served_json(recommendation, verdict.plain),
         "options": [_option_json(recommendation, option) for option in verdict.options],
     }

@@ -8,21 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
+from specprobe.blocks import Block, Cell, Column, Figures, Section, Sentence
 from specprobe.breakdown import Concentration, GroupResult
 from specprobe.entropy import EntropyQuartile
 from specprobe.interval import MIN_PROMPTS
 from specprobe.notices import inert
-from specprobe.temperature import Anchor, TemperatureCurve, interpolation_error
+from specprobe.temperature import Anchor, DensePoint, TemperatureCurve, interpolation_error
 from specprobe.temperature_verdicts import TemperatureVerdicts
 from specprobe.units import (
     ABSENT,
     VERDICT_STYLES,
     VERDICT_WORDS,
+    evenly,
+    format_bar,
     format_count,
     format_interval,
     format_number,
@@ -34,41 +34,78 @@ from specprobe.units import (
 SHOWN_DEPTHS = (1, 2, 3, 4, 6, 8)
 # What fits in 80 columns.
 TEMPERATURES_PER_TABLE = 5
+# Points of a curve over temperature, and the cells of its bars.
+CURVE_POINTS = 9
+BAR_WIDTH = 24
+# Of tokens per round above 1: less is drawn as nothing.
+NO_GAIN = 0.01
 
 
-def render_temperatures(curves: Sequence[TemperatureCurve]) -> RenderableType:
-    """Tokens per round and acceptance rate by temperature, one table for each drafter; how far interpolation is off."""
-    parts: list[RenderableType] = [
-        Text.assemble(("tokens per round by temperature", "bold"), " (acceptance rate); rows: depth")
-    ]
+def render_temperatures(curves: Sequence[TemperatureCurve]) -> Block:
+    """For each drafter tokens per round and acceptance rate by temperature, and the curve through them at the largest
+    depth; how far interpolation is off."""
+    parts: list[Block] = []
     for _, of_drafter in groupby(curves, key=lambda curve: (curve.drafter, curve.config, curve.draft_sampling)):
-        shown = [curve for curve in of_drafter if curve.depth in SHOWN_DEPTHS]
-        parts.append(Text(inert(shown[0].label, 78)))
-        parts += [Padding(table, (0, 2)) for table in _temperature_tables(shown)]
+        found = list(of_drafter)
+        shown = [curve for curve in found if curve.depth in SHOWN_DEPTHS] or found[:1]
+        label = inert(shown[0].label, 78)
+        tables = [Section([table], indent=2) for table in _temperature_tables(shown)]
+        parts.append(Section([*tables, Section([_drawn(found[-1])], indent=2)], title=label, name=label))
     parts.append(_interpolation_error(curves))
-    return Group(*parts)
+    title = Text.assemble(("tokens per round by temperature", "bold"), " (acceptance rate); rows: depth")
+    return Section(parts, title=title, name="by temperature")
 
 
-def render_verdicts_by_temperature(temperatures: Sequence[TemperatureVerdicts]) -> RenderableType:
+def _drawn(curve: TemperatureCurve) -> Block:
+    """The curve of one depth as bars of the gain over 1 token a round: measured, and interpolated between."""
+    dense = curve.dense
+    measured = {number for number, point in enumerate(dense) if not point.interpolated}
+    numbers = sorted(measured | set(evenly(len(dense), CURVE_POINTS)))
+    highest = max(point.tokens_per_round for point in dense)
+    columns = [
+        Column("T", "temperature"),
+        Column("", "tokens per round", is_number=False),
+        Column("", "how", is_number=False),
+    ]
+    return Section(
+        [Figures(columns, [_point(dense[n], highest) for n in numbers])],
+        title=f"at depth {curve.depth} (bars begin at 1, which is no gain)",
+        name=f"depth {curve.depth}",
+    )
+
+
+def _point(point: DensePoint, highest: float) -> tuple[Cell | str, ...]:
+    figure = format_number(point.tokens_per_round)
+    bar = format_bar((point.tokens_per_round - 1) / max(highest - 1, NO_GAIN), BAR_WIDTH)
+    how = "interpolated" if point.interpolated else "measured"
+    return f"{point.temperature:g}", Cell(f"{bar} {figure}", figure), how
+
+
+def render_verdicts_by_temperature(temperatures: Sequence[TemperatureVerdicts]) -> Block:
     """The verdict at each temperature, one row for each concurrency and temperature, and where it breaks even."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for header in ("conc.", "temp.", "speed-up"):
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("best", overflow="fold")
-    for found in temperatures:
-        for number, (temperature, verdict) in enumerate(found.verdicts):
-            table.add_row(
-                Text("" if number else str(found.concurrency)),
-                Text(f"{temperature:g}"),
-                Text(f"{verdict.best.speedup:.2f}x"),
-                Text(VERDICT_WORDS[verdict.verdict], style=VERDICT_STYLES[verdict.verdict]),
-                Text(f"{inert(verdict.best.label, 60)} {verdict.best.depth}"),
-            )
-    return Group(Text("by temperature", style="bold"), Padding(table, (0, 2)), *map(_break_even, temperatures))
+    columns = [
+        Column("conc.", "concurrency"),
+        Column("temp.", "temperature"),
+        Column("speed-up"),
+        Column("verdict", is_number=False),
+        Column("best", "best drafter and depth", is_number=False, wraps=True),
+    ]
+    rows = [
+        (
+            str(found.concurrency),
+            f"{temperature:g}",
+            f"{verdict.best.speedup:.2f}x",
+            Text(VERDICT_WORDS[verdict.verdict], style=VERDICT_STYLES[verdict.verdict]),
+            f"{inert(verdict.best.label, 60)} {verdict.best.depth}",
+        )
+        for found in temperatures
+        for temperature, verdict in found.verdicts
+    ]
+    table = Section([Figures(columns, rows, num_keys=2)], indent=2)
+    return Section([table, *map(render_break_even, temperatures)], title=Text("by temperature", style="bold"))
 
 
-def _break_even(found: TemperatureVerdicts) -> Text:
+def render_break_even(found: TemperatureVerdicts) -> Block:
     """Where between two temperatures of the run the best option is as fast as none."""
     if not found.same_requests:
         said = "each temperature has requests of its own, so it is not the temperature alone that differs"
@@ -78,54 +115,66 @@ def _break_even(found: TemperatureVerdicts) -> Text:
     else:
         side = "faster" if found.verdicts[0][1].best.speedup > 1 else "slower"
         said = f"the best is {side} than not speculating at every one of these temperatures"
-    return Text(f"concurrency {found.concurrency}: {said}", style="dim")
+    at = f"concurrency {found.concurrency}"
+    return Sentence(f"{at}, by temperature", Text(said, style="dim"), lead=Text(f"{at}: ", style="dim"))
 
 
-def render_groups(groups: Sequence[GroupResult]) -> RenderableType:
+def render_groups(groups: Sequence[GroupResult]) -> Block:
     """One row for each group of requests, the one that gains most first."""
-    table = _table("group", "responses", "tokens/\nround", "90 % interval", "accept.\nrate", "accept.\nlength")
-    for group in groups:
-        totals = group.totals
-        _add_row(
-            table,
+    columns = [
+        Column("group", is_number=False, wraps=True),
+        Column("responses"),
+        Column("tokens/round", "tokens per round"),
+        Column("90 % interval"),
+        Column("accept. rate", "acceptance rate"),
+        Column("accept. length", "mean acceptance length"),
+    ]
+    rows = [
+        (
             inert(group.label),
-            format_count(totals.responses),
-            format_number(totals.tokens_per_round),
+            format_count(group.totals.responses),
+            format_number(group.totals.tokens_per_round),
             (format_interval(group.interval.low, group.interval.high) if group.interval else ABSENT)
             + (" " if group.enough_prompts else "*"),
-            format_percent(totals.acceptance_rate),
-            format_number(totals.mean_acceptance_length),
+            format_percent(group.totals.acceptance_rate),
+            format_number(group.totals.mean_acceptance_length),
         )
+        for group in groups
+    ]
     depth = f" at depth {groups[0].totals.depth}" if groups else ""
-    parts: list[RenderableType] = [Text(f"by group{depth}", style="bold"), Padding(table, (0, 2))]
+    parts: list[Block] = [Section([Figures(columns, rows)], indent=2)]
     if not all(group.enough_prompts for group in groups):
-        parts.append(Text(f"* fewer than {MIN_PROMPTS} prompts: the interval is too narrow or missing", style="dim"))
-    return Group(*parts)
+        said = f"fewer than {MIN_PROMPTS} prompts: the interval is too narrow or missing"
+        parts.append(Sentence("intervals with *", Text(said, style="dim"), lead=Text("* ", style="dim")))
+    return Section(parts, title=Text(f"by group{depth}", style="bold"), name=f"by group{depth}")
 
 
-def render_concentration(found: Concentration) -> Text:
+def render_concentration(found: Concentration) -> Block:
     """How few requests the gain comes from, in plain sentences."""
+    return Sentence("spread over requests", _concentration(found))
+
+
+def _concentration(found: Concentration) -> str:
     requests = format_plural(found.requests, "request")
     if found.requests_for_half is None:
-        return Text(f"At depth {found.depth} none of {requests} gained anything.")
+        return f"At depth {found.depth} none of {requests} gained anything."
     nothing = found.requests_with_nothing_accepted
     # A tenth of a handful is one.
     tenth = f", {format_percent(found.top_tenth_share)} from the best tenth" if found.requests >= 20 else ""
     lost = "" if nothing is None else f"; {format_plural(nothing, 'request') if nothing else 'no request'} got nothing"
-    return Text(
+    return (
         f"At depth {found.depth}, half of the gain comes from {found.requests_for_half} of {requests}"
         f"{tenth}{lost}.{_spread(found)}"
     )
 
 
-def entropy_line(quartiles: Sequence[EntropyQuartile]) -> Text:
+def entropy_line(quartiles: Sequence[EntropyQuartile]) -> Block:
     """Acceptance of draft tokens by the entropy of the target where they were drafted."""
     shares = ", ".join(format_percent(quartile.acceptance) for quartile in quartiles)
     borders = ", ".join(format_number(quartile.high, 2) for quartile in quartiles[:-1])
-    return Text(
-        f"accepted, given the drafts before it, by quartile of the target's entropy (borders {borders} nats): {shares}",
-        style="dim",
-    )
+    name = "accepted, given the drafts before it, by quartile of the target's entropy"
+    said = f"{shares} (borders {borders} nats)"
+    return Sentence(name, Text(said, style="dim"), lead=Text(f"{name}: ", style="dim"))
 
 
 def _spread(found: Concentration) -> str:
@@ -140,17 +189,18 @@ def _spread(found: Concentration) -> str:
     return text + "."
 
 
-def _temperature_tables(curves: Sequence[TemperatureCurve]) -> list[Table]:
+def _temperature_tables(curves: Sequence[TemperatureCurve]) -> list[Block]:
     """The depths of one drafter; more temperatures than fit go into further tables."""
     temperatures = sorted({anchor.temperature for curve in curves for anchor in curve.anchors})
-    tables = []
+    tables: list[Block] = []
     for first in range(0, len(temperatures), TEMPERATURES_PER_TABLE):
-        columns = temperatures[first : first + TEMPERATURES_PER_TABLE]
-        table = _table("depth", *(f"T = {temperature:g}" for temperature in columns))
+        some = temperatures[first : first + TEMPERATURES_PER_TABLE]
+        columns = [Column("depth"), *(Column(f"T = {t:g}", f"temperature {t:g}") for t in some)]
+        rows = []
         for curve in curves:
             measured = {anchor.temperature: anchor for anchor in curve.anchors}
-            _add_row(table, str(curve.depth), *(_cell(measured.get(temperature)) for temperature in columns))
-        tables.append(table)
+            rows.append((str(curve.depth), *(_cell(measured.get(temperature)) for temperature in some)))
+        tables.append(Figures(columns, rows))
     return tables
 
 
@@ -162,25 +212,11 @@ def _cell(anchor: Anchor | None) -> str:
     return f"{anchor.tokens_per_round:.2f} ({rate})"
 
 
-def _interpolation_error(curves: Sequence[TemperatureCurve]) -> Text:
+def _interpolation_error(curves: Sequence[TemperatureCurve]) -> Block:
     error = interpolation_error(curves)
-    if error is None:
-        return Text("How far off interpolation between two temperatures is, is not known: give a third.", style="dim")
-    median, largest = map(format_percent, error)
-    return Text(
-        f"With a temperature left out, what the others say of its gain (tokens per round above 1) is off by {median} "
-        f"of that in the median, {largest} at most.",
-        style="dim",
-    )
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(Text(first), overflow="fold")
-    for header in others:
-        table.add_column(Text(header), justify="right", no_wrap=True)
-    return table
-
-
-def _add_row(table: Table, *cells: str) -> None:
-    table.add_row(*(Text(cell) for cell in cells))
+    said = "How far off interpolation between two temperatures is, is not known: give a third."
+    if error is not None:
+        median, largest = map(format_percent, error)
+        said = "With a temperature left out, what the others say of its gain (tokens per round above 1) is off by "
+        said += f"{median} of that in the median, {largest} at most."
+    return Sentence("interpolation", Text(said, style="dim"))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from specprobe.legible import BAR_CELLS, CURVE_CELLS
+
 VERDICT_STYLES = {"speculate": "bold green", "dont": "bold red", "close": "bold yellow"}
 VERDICT_WORDS = {"speculate": "speculate", "dont": "don't", "close": "too close to call"}
 ABSENT = "-"
-BAR_CELLS = " ▏▎▍▌▋▊▉█"
 
 
 def format_percent(share: float | None) -> str:
@@ -48,6 +51,19 @@ def format_bar(share: float, width: int) -> str:
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (BAR_CELLS[rest] if rest else "")).ljust(width)
+
+
+def format_curve(shares: Sequence[float]) -> str:
+    """A curve over shares from 0 to 1, one cell each, in eighths of a line's height."""
+    last = len(CURVE_CELLS) - 1
+    return "".join(CURVE_CELLS[min(int(min(max(share, 0.0), 1.0) * len(CURVE_CELLS)), last)] for share in shares)
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """At most `most` of the numbers 0..count - 1, first and last among them, as evenly spread as they can be."""
+    if count <= most or most < 2:
+        return list(range(count))[: max(most, 0)]
+    return [round(number * (count - 1) / (most - 1)) for number in range(most)]
 
 
 def format_plural(count: int, noun: str) -> str:

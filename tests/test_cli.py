@@ -125,7 +125,7 @@ def test_recommend_predicts_a_gpu_that_is_not_here(capsys, log):
     split = json.loads(run(capsys, "recommend", *gpu, "--tp", "2", "--dtype", "fp8", "--json")[1])
     assert split["by_concurrency"][0]["baseline"]["itl_p50_ms"] < one["itl_p50_ms"]
     assert split["cost"]["conditions"]["dtype"] == "fp8"
-    out = run(capsys, "recommend", *gpu)[1]
+    out = run(capsys, "recommend", *gpu, "--details")[1]
     for words in ("Cost: roofline (1 x h100", "known to err by", "time to first token", "per million output tokens"):
         assert words in " ".join(out.split())
 

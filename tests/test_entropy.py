@@ -176,7 +176,5 @@ def test_quartiles_of_a_target_that_is_mostly_certain():
 
 def test_the_line_of_quartiles():
     quartiles = [EntropyQuartile(None, 0.01, 1234.4, 1200), EntropyQuartile(0.01, None, 10, 2)]
-    said = (
-        "accepted, given the drafts before it, by quartile of the target's entropy (borders 0.01 nats): 97.2 %, 20.0 %"
-    )
-    assert entropy_line(quartiles).plain == said
+    name = "accepted, given the drafts before it, by quartile of the target's entropy"
+    assert entropy_line(quartiles).facts() == [(name, "97.2 %, 20.0 % (borders 0.01 nats)")]
