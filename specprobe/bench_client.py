@@ -319,7 +319,8 @@ def closed_loop(
                     on_answer(len(answers))
 
     # Daemons, so that Ctrl-C need not wait for answers that still come.
-    threads = [threading.Thread(target=work, name=THREAD_NAME, daemon=True) for _ in range(min(concurrency, len(order)))]
+    workers = min(concurrency, len(order))
+    threads = [threading.Thread(target=work, name=THREAD_NAME, daemon=True) for _ in range(workers)]
     try:
         for thread in threads:
             thread.start()

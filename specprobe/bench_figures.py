@@ -165,6 +165,28 @@ def pass_figures(requests: Sequence[Served], concurrency: int) -> PassFigures:
     return PassFigures(inside / (window[1] - window[0]), whole, is_steady=True)
 
 
+def round_gaps(requests: Sequence[Served], concurrency: int) -> list[float]:
+    """Seconds of rounds of a full batch: gaps between chunks while all slots are busy and no prompt is computed.
+
+    A prompt may be computed from when its request is sent until its first token comes.
+    """
+    window = busy_window(requests, concurrency)
+    if window is None:
+        return []
+    prefills = sorted((one.start_seconds, one.chunk_seconds[0]) for one in requests)
+    starts, ends = np.array(prefills).T
+    latest_end = np.maximum.accumulate(ends)
+    gaps = []
+    for one in requests:
+        for earlier, later in pairwise(one.chunk_seconds):
+            # The last prompt that was sent before this gap ended, or one before it, may still be computed in it.
+            before = int(np.searchsorted(starts, later)) - 1
+            is_disturbed = before >= 0 and latest_end[before] > earlier
+            if window[0] <= earlier and later <= window[1] and not is_disturbed:
+                gaps.append(later - earlier)
+    return gaps
+
+
 def arm_figures(passes: Sequence[Sequence[Served]], concurrency: int) -> ArmFigures:
     """One arm at one concurrency, by repeat."""
     requests = [one for repeat in passes for one in repeat]
@@ -174,7 +196,8 @@ def arm_figures(passes: Sequence[Sequence[Served]], concurrency: int) -> ArmFigu
         Times.of(np.array(values))
         for values in ([one.ttft_seconds for one in requests], [one.latency_seconds for one in requests])
     )
-    assert ttft is not None and latency is not None
+    assert ttft is not None
+    assert latency is not None
     return ArmFigures(
         passes=tuple(pass_figures(repeat, concurrency) for repeat in passes),
         ttft=ttft,

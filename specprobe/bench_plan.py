@@ -30,7 +30,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """The levels of a bench. `max_new_tokens`: where answers are cut. `seed`: of the order of prompts, and of samples."""
+    """The levels of a bench. `max_new_tokens`: where answers are cut. `seed`: of the prompts' order and of samples."""
 
     concurrencies: tuple[int, ...]
     repeats: int

@@ -80,7 +80,9 @@ class Fleet:
             self._stop()
 
     def server(self, arm: Arm) -> tuple[Server, bool]:
-        """The arm's server, ready, and whether it was started just now. Raises SpecprobeError where it does not come up."""
+        """The arm's server, ready, and whether it was started just now; raises SpecprobeError where it does not come
+        up.
+        """
         server = self._servers[arm]
         started = False
         if self._commands is not None and (self._running is None or self._running[0] != arm):
