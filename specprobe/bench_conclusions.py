@@ -304,8 +304,8 @@ def _timing_notices(result: BenchResult, levels: Sequence[Level]) -> Iterator[No
             yield Notice(
                 "drift",
                 f"concurrency {one.concurrency}: without speculation the rate moved by {100 * one.drift:+.0f} % from "
-                "the first repeat to the last, so the machine was not steady; the order of the arms cancels a steady drift "
-                "only",
+                "the first repeat to the last, so the machine was not steady; the order of the arms cancels no "
+                "more than a straight one",
             )
     for concurrency in result.plan.concurrencies:
         rates = [
@@ -389,7 +389,7 @@ def _distribution_notices(examined: Examined) -> Iterator[Notice]:
         yield Notice(
             "less_likely",
             f"sampled answers with speculation are {-(likelihood.difference or 0):.2f} nats a token less likely under "
-            f"the target (p = {likelihood.p_value:.1g}), below the {FAR_LESS_LIKELY_NATS:g} that a broken engine shows: "
+            f"the target (p = {likelihood.p_value:.1g}), not the {FAR_LESS_LIKELY_NATS:g} of a broken engine: "
             "check that both servers apply the same sampling settings",
         )
     if examined.greedy is not None and examined.greedy.agreement.divergences:
