@@ -17,6 +17,7 @@ from specprobe.bench_client import Asking, Served, Written, ask, closed_loop, wa
 from specprobe.bench_conclusions import Bench, Examined, Greedy, conclude
 from specprobe.bench_counters import ServerCounters, parse_metrics
 from specprobe.bench_document import bench_document
+from specprobe.bench_http import get_json, parse_address, read_metrics
 from specprobe.bench_plan import ARMS, Arm, BenchPlan, Pass
 from specprobe.bench_predict import Predicted, predict, read_recommendation, recommended
 from specprobe.bench_replay import Replayed, ReplayOptions, replay_answers
@@ -32,7 +33,7 @@ from specprobe.bench_texts import (
     score,
     tail,
 )
-from specprobe.completion_server import Server, ask_json, parse_server, read_metrics
+from specprobe.completion_server import Server
 from specprobe.cost_sources import CostOptions
 from specprobe.documents import dump_document
 from specprobe.drafters import parse_drafter
@@ -104,7 +105,7 @@ def run_bench(options: BenchOptions, stages: Stages) -> Bench:
         max_prompts=options.read.max_prompts,
     )
     servers: dict[Arm, Server] = {
-        arm: parse_server(
+        arm: parse_address(
             options.urls[arm],
             timeout_seconds=options.timeout_seconds,
             option="--server" if arm == "plain" or options.commands else "--speculative",
@@ -360,7 +361,7 @@ def _counters(server: Server) -> ServerCounters | None:
 
 def _context_limit(server: Server, model: str) -> int | None:
     """vLLM tells it beside the model's name; others need not."""
-    for one in ask_json(server, "/models")["data"]:
+    for one in get_json(server, "/models")["data"]:
         limit = one.get("max_model_len")
         if one.get("id") == model and type(limit) is int and limit > 0:
             return limit

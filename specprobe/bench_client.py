@@ -5,6 +5,7 @@ A closed loop of C keeps C requests in flight: where one ends, the next prompt o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from specprobe.bench_counters import SpecCounters, counters_of_request
-from specprobe.completion_server import MOST_CHUNKS_A_TOKEN, Server, open_stream
+from specprobe.bench_http import stream
+from specprobe.completion_server import MOST_CHUNKS_A_TOKEN, Server
 from specprobe.engine_probe import THREAD_NAME, random_words
 from specprobe.errors import SpecprobeError
 from specprobe.prompt import Message, Prompt
@@ -157,7 +159,9 @@ def ask(
     path, body = asking.body(prompt, salt=salt, seed=seed)
     start = time.perf_counter()
     reading = _Reading()
-    with open_stream(asking.server, path, body) as events:
+    events = stream(asking.server, path, body)
+    # Closed at once where it is left early, so that the server need not go on.
+    with contextlib.closing(events):
         for event in events:
             reading.take(event, time.perf_counter())
             if is_stopped():

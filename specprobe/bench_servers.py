@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
+from specprobe.bench_http import get_json
 from specprobe.bench_plan import Arm
-from specprobe.completion_server import ServedModel, Server, ask_json, find_model
+from specprobe.completion_server import ServedModel, Server, find_model
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
 from specprobe.progress import Stages
@@ -172,7 +173,7 @@ def _group_lives(process: subprocess.Popen[bytes]) -> bool:
 
 def _answers(server: Server) -> bool:
     try:
-        ask_json(server, "/models")
+        get_json(server, "/models")
     except SpecprobeError:
         return False
     return True

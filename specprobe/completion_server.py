@@ -68,20 +68,18 @@ class RefusedFieldError(SpecprobeError):
     """The server does not take a field of the request."""
 
 
-def parse_server(url: str, *, timeout_seconds: float, option: str = "--server") -> Server:
-    """The server of a base URL such as http://localhost:8000/v1, the value of `option`. Raises SpecprobeError where it
-    is none.
-    """
+def parse_server(url: str, *, timeout_seconds: float) -> Server:
+    """The server of a base URL such as http://localhost:8000/v1. Raises SpecprobeError where it is none."""
     remedy = "write for example http://localhost:8000/v1"
     try:
         parts = urlsplit(url.strip())
         port = parts.port
     except ValueError:
-        raise SpecprobeError(f"{option}: not an address; {remedy}") from None
+        raise SpecprobeError(f"--server: not an address; {remedy}") from None
     if parts.username is not None or parts.password is not None:
-        raise SpecprobeError(f"{option}: holds a name or password; set {KEY_VARIABLES[0]} in the environment instead")
+        raise SpecprobeError(f"--server: holds a name or password; set {KEY_VARIABLES[0]} in the environment instead")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise SpecprobeError(f"{option} {inert(url, 80)!r}: not the address of a server; {remedy}")
+        raise SpecprobeError(f"--server {inert(url, 80)!r}: not the address of a server; {remedy}")
     if not timeout_seconds > 0:
         raise SpecprobeError(f"--timeout {timeout_seconds:g}: a number of seconds above 0")
     key = next((value for name in KEY_VARIABLES if (value := os.environ.get(name, "").strip())), "")
@@ -116,8 +114,13 @@ def stream_completion(server: Server, body: dict[str, Any], is_stopped: Callable
     """
     times: list[float] = []
     usage: dict[str, Any] = {}
-    with open_stream(server, "/completions", body) as events:
-        for event in events:
+    with _answer(server, "POST", f"{server.path}/completions", body) as response:
+        kind = response.headers.get_content_type()
+        if kind != "text/event-stream":
+            raise SpecprobeError(
+                f"{server.name}: answers without streaming ({inert(kind)}); use a server, and a way to it, that streams"
+            )
+        for event in _events(server, response):
             now = time.perf_counter()
             if is_stopped():
                 break
@@ -164,34 +167,8 @@ def _events(server: Server, response: http.client.HTTPResponse) -> Iterator[dict
     raise SpecprobeError(f"{server.name}: the stream broke off before its end; look into the server's log")
 
 
-@contextmanager
-def open_stream(server: Server, path: str, body: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
-    """The events of a streamed answer to `body`, asked for at a path below the server's own, such as /completions."""
-    with _answer(server, "POST", server.path + path, body) as response:
-        kind = response.headers.get_content_type()
-        if kind != "text/event-stream":
-            raise SpecprobeError(
-                f"{server.name}: answers without streaming ({inert(kind)}); use a server, and a way to it, that streams"
-            )
-        yield _events(server, response)
-
-
-def ask_json(server: Server, path: str, body: dict[str, Any] | None = None) -> Any:
-    """The JSON that the server answers at a path below its own; `body` is posted where there is one."""
-    return _get_json(server, server.path + path, body)
-
-
-def read_metrics(server: Server) -> str | None:
-    """The server's counters in the Prometheus text format; None where it shows none."""
-    try:
-        with _answer(server, "GET", f"{server.path.removesuffix('/v1')}/metrics") as response:
-            return response.read(LONGEST_BODY).decode("utf-8", "replace")
-    except SpecprobeError:
-        return None
-
-
-def _get_json(server: Server, path: str, body: dict[str, Any] | None = None) -> Any:
-    with _answer(server, "GET" if body is None else "POST", path, body) as response:
+def _get_json(server: Server, path: str) -> Any:
+    with _answer(server, "GET", path) as response:
         try:
             return json.loads(response.read(LONGEST_BODY))
         except (ValueError, RecursionError):
