@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -37,7 +38,7 @@ from specprobe.completion_server import Server
 from specprobe.cost_sources import CostOptions
 from specprobe.documents import dump_document
 from specprobe.drafters import parse_drafter
-from specprobe.errors import SpecprobeError
+from specprobe.errors import SpecprobeError, StoppedError
 from specprobe.options import MAX_DEPTH
 from specprobe.paths import write_private
 from specprobe.profiles import resolve_profile
@@ -112,7 +113,7 @@ def run_bench(options: BenchOptions, stages: Stages) -> Bench:
         )
         for arm in ARMS
     }
-    with Fleet(servers, options.commands, options.model, stages).open() as fleet:
+    with _told_what_is_kept(options.out), Fleet(servers, options.commands, options.model, stages).open() as fleet:
         desk = _Desk(options, workload, fleet, stages)
         result, texts = desk.measure()
         examined = desk.examine(texts)
@@ -120,6 +121,16 @@ def run_bench(options: BenchOptions, stages: Stages) -> Bench:
     if options.out is not None:
         write_private(options.out.absolute(), dump_document(bench_document(bench)) + "\n")
     return bench
+
+
+@contextmanager
+def _told_what_is_kept(out: Path | None) -> Iterator[None]:
+    """Times of two sittings are not compared, so a bench that was interrupted begins anew."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = f"passes that were finished are in {out}" if out is not None else "name a file with --out to keep passes"
+        raise StoppedError(f"interrupted; {kept}; the same command begins anew") from None
 
 
 class _Desk:

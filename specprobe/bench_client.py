@@ -168,6 +168,7 @@ def ask(
                 break
             if len(reading.times) > MOST_CHUNKS_A_TOKEN * asking.max_new_tokens:
                 raise SpecprobeError(f"{asking.server.name}: does not stop at max_tokens; look into the server's log")
+    reading.close()
     if not reading.times and not is_stopped():
         raise SpecprobeError(f"{asking.server.name}: an answer without a token; look into the server's log")
     written = reading.written()
@@ -178,12 +179,15 @@ def ask(
         chunk_seconds=tuple(at - begin for at in reading.times),
         chunk_tokens=counts,
         prompt_tokens=reading.usage("prompt_tokens"),
-        output_tokens=sum(counts) if counts is not None else reading.usage("completion_tokens"),
+        # An end token that is not sent was computed all the same.
+        output_tokens=sum(counts)
+        if counts is not None
+        else reading.usage("completion_tokens") or int(not written.text),
         finish_reason=written.finish_reason,
         digest=written.digest,
         counters=reading.counters,
     )
-    if not served.output_tokens and not is_stopped():
+    if not served.output_tokens and written.text and not is_stopped():
         raise SpecprobeError(
             f"{asking.server.name}: streams neither token ids nor usage, so its tokens cannot be counted; use a server "
             "that takes stream_options.include_usage"
@@ -203,6 +207,7 @@ class _Reading:
         self._output_ids: list[int] = []
         self._tells_ids = True
         self._finish_reason: str | None = None
+        self._end: float | None = None
         self._usage: Mapping[str, Any] = {}
 
     def take(self, event: Mapping[str, Any], now: float) -> None:
@@ -216,7 +221,7 @@ class _Reading:
             if _are_ids(holder.get("prompt_token_ids")):
                 self._prompt_ids = holder["prompt_token_ids"]
         if isinstance(choice.get("finish_reason"), str):
-            self._finish_reason = choice["finish_reason"]
+            self._finish_reason, self._end = choice["finish_reason"], now
         text = _text(choice)
         ids = choice.get("token_ids") if _are_ids(choice.get("token_ids")) else None
         if not text and not ids:
@@ -226,6 +231,11 @@ class _Reading:
         self._tells_ids &= ids is not None
         self._output_ids += ids or []
         self.counts.append(len(ids or []))
+
+    def close(self) -> None:
+        """An answer that is nothing but an end token, which some servers do not send, has its end as its only chunk."""
+        if not self.times and self._end is not None:
+            self.times, self.counts, self._tells_ids = [self._end], [0], False
 
     def usage(self, key: str) -> int:
         """Tokens by the server's own count; 0 where it gives none."""

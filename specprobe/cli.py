@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from specprobe import __version__, defaults
-from specprobe.errors import SpecprobeError
+from specprobe.errors import SpecprobeError, StoppedError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -878,6 +878,9 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
             raise KeyboardInterrupt
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
+    except StoppedError as error:
+        _fail(str(error))
+        return INTERRUPTED
     except SpecprobeError as error:
         return _fail(str(error))
     except typer.Exit as error:

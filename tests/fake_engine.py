@@ -51,7 +51,7 @@ def spelled(ids: list[int]) -> str:
 @dataclass
 class Toy:
     """How the engine acts. `depth` 0: it does not speculate. `flips`: prompts (by the length of their ids) whose greedy
-    answer takes the second-best token at its third place.
+    answer takes the second-best token at its third place; `empty`: such that are answered by nothing but an end.
     """
 
     depth: int = 0
@@ -66,6 +66,7 @@ class Toy:
     fails_after: int | None = None
     refuses_with: int | None = None
     drafts_wrongly: bool = False
+    empty: frozenset[int] = frozenset()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -123,6 +124,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         told = {"prompt_token_ids": prompt} if toy.tells_ids else {}
         self.chunk({"choices": [{"delta": {"role": "assistant", "content": ""}}], **told})
+        if len(prompt) in toy.empty:
+            self.chunk({"choices": [{"delta": {"content": ""}, "finish_reason": "stop"}]})
+            self.chunk({"choices": [], "usage": {"prompt_tokens": len(prompt), "completion_tokens": 1}})
+            self.wfile.write(b"data: [DONE]\n\n")
+            return
         rounds: list[tuple[int, int]] = []
         rng = np.random.default_rng(body.get("seed") or 0)
         output: list[int] = []

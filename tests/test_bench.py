@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socket
+import subprocess
 import sys
 import time
 from itertools import pairwise
@@ -318,6 +321,35 @@ def test_a_server_without_ids_or_counters_is_measured_all_the_same(capsys, promp
     assert level["greedy"]["diverging"] == 0
     assert {"caching_not_known"} <= codes(document)
     assert level["plain"]["output_tokens"] == 2 * 16 * 24
+
+
+def test_an_answer_of_nothing_but_its_end_is_measured(capsys, prompts):
+    how = {"empty": frozenset({22}), "tells_ids": False, "counts": False}
+    with engine(**how) as plain, engine(depth=3, **how) as speculative:
+        status, document, _ = bench(capsys, prompts, plain, speculative, "--repeats", "2")
+    assert status == 0
+    assert document["by_concurrency"][0]["plain"]["output_tokens"] == 2 * (15 * 24 + 1)
+
+
+def test_ctrl_c_ends_started_servers_and_says_what_is_kept(prompts, tmp_path):
+    port = free_port()
+    command = f"{sys.executable} {TOY} {port}"
+    out = tmp_path / "bench.json"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "specprobe", "bench", str(prompts), "--server", f"http://127.0.0.1:{port}/v1",
+         "--start", command, "--start-speculative", f"{command} --speculate", "--repeats", "100", "--out", str(out)],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(TOY.parents[1])},
+    )  # fmt: skip
+    end = time.monotonic() + 60
+    while not out.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"passes that were finished are in {out}" in err.splitlines()[-1]
+    assert not json.loads(out.read_text())["complete"]
+    with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
+        probe.connect(("127.0.0.1", port))
 
 
 def free_port() -> int:

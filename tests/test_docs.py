@@ -44,7 +44,7 @@ def can_run(arguments: list[str]) -> bool:
     if {"--target", "--tokenizer", "--cost", "--ladder"} & set(arguments):
         return False
     # Points are a reader's own; those that a page gives are calibrated on below. So are the runs of a gate.
-    if arguments[0] in ("calibrate", "compare", "gate"):
+    if arguments[0] in ("calibrate", "compare", "gate", "bench"):
         return False
     if arguments[0] in ("inspect", "analyze"):
         return (ROOT / arguments[1]).exists()
