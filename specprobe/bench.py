@@ -180,6 +180,7 @@ class _Desk:
         first = self._first_answers(texts)
         greedy = None
         if plan.temperature > 0:
+            self._stages.say("asking a few prompts greedily")
             greedy = self._ask_greedily()
         agreements: tuple[Agreement, ...] = ()
         likelihood: Likelihood | None = None
@@ -187,10 +188,13 @@ class _Desk:
         if plan.temperature == 0:
             agreements = tuple(self._agreements(texts, first))
             if replay is not None:
+                self._stages.say("asking what would have followed the answers")
                 tails = {number: self._ask_plain(tail, written, replay.depth) for number, written in first.items()}
             if any(one.divergences for one in agreements):
+                self._stages.say("asking how likely the tokens are at which answers differ")
                 agreements = tuple(self._placed(one, texts) for one in agreements)
         else:
+            self._stages.say("asking how likely the answers of both arms are")
             likelihood = self._likelihood(texts)
         replayed = greedy_replayed = None
         if replay is not None:
