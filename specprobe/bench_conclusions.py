@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from specprobe.bench_client import Written
 from specprobe.bench_counters import SpecCounters
-from specprobe.bench_figures import Measured, measured
+from specprobe.bench_figures import Measured, measured, round_gaps
 from specprobe.bench_plan import ARMS
 from specprobe.bench_predict import Predicted
 from specprobe.bench_replay import Replayed, ReplayOptions
@@ -29,6 +29,8 @@ MORE_REMEMBERED = 1.1
 UNEQUAL_CACHING = 0.02
 # What the measured speed-up may be missed by, unless its repeats scatter more.
 BOUND = 0.1
+# Rounds of each slot; fewer say little about one, as in a probe of a live server (`engine_probe.LEAST_GAPS`).
+LEAST_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +149,11 @@ def _round_seconds(
     concurrency: int, plain: Sequence[PassRecord], speculative: Sequence[PassRecord]
 ) -> dict[str, tuple[float, ...]]:
     """The mean round of a full batch in each pass that has enough of them."""
-    from specprobe.bench_figures import round_gaps
-
     found = {}
     for name, arm in zip(ARMS, (plain, speculative), strict=True):
         gaps = [round_gaps(one.requests, concurrency) for one in arm]
         found[f"{name}_round_seconds"] = tuple(sum(g) / len(g) for g in gaps if len(g) >= LEAST_ROUNDS * concurrency)
     return found
-
-
-# Fewer rounds of a full batch say little about one (`engine_probe.LEAST_GAPS`).
-LEAST_ROUNDS = 8
 
 
 def _acceptance(passes: Sequence[PassRecord], examined: Examined) -> AcceptanceCheck | None:

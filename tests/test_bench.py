@@ -310,6 +310,63 @@ def test_a_bench_is_points_for_calibrate(capsys, prompts, tmp_path):
     assert abs(level["prediction_error"]) < 0.35
 
 
+def steps_of(seconds: float, path: Path) -> Path:
+    """A cost file of a machine whose every step takes as long."""
+    points = [{"batch": b, "query_tokens": q, "context": 64, "seconds": seconds} for b in (1, 4) for q in (1, 4)]
+    constants = {"prefill_token_seconds": 0, "prefill_step_seconds": seconds, "drafter_seconds": {"ngram": 0}}
+    path.write_text(json.dumps({"schema": "specprobe.cost/1", **constants, "points": points}))
+    return path
+
+
+def test_prediction_of_a_machine_of_equal_steps_is_the_ratio_of_its_steps(capsys, prompts, tmp_path):
+    cost = steps_of(0.004, tmp_path / "cost.json")
+    with engine(step_seconds=0.004) as plain, engine(depth=3, step_seconds=0.004) as speculative:
+        options = ("--repeats", "3", "--concurrency", "1,4", *RULES, "--cost", str(cost))
+        status, document, _ = bench(capsys, prompts, plain, speculative, *options)
+        assert run_command(["bench", str(prompts), "--server", plain.url, "--speculative", speculative.url,
+                            "--max-new-tokens", "24", "--repeats", "2", *RULES, "--cost", str(cost)]) == 0  # fmt: skip
+    report = capsys.readouterr().out
+    assert "as run" in report
+    assert max(map(len, report.splitlines())) <= 80
+    assert status == 0
+    one = document["by_concurrency"][0]
+    requests = [
+        r for p in document["passes"] if p["arm"] == "speculative" and p["concurrency"] == 1 for r in p["requests"]
+    ]
+    steps, tokens = sum(len(r["chunk_s"]) for r in requests), sum(r["output_tokens"] for r in requests)
+    # A prefill takes a step, too, in both arms; the last token of a pass ends its time.
+    assert one["predicted"]["speedup_as_run"] == pytest.approx(tokens / steps, rel=1e-6)
+    assert one["predicted"]["plain"]["output_tokens_per_second"] == pytest.approx(1 / 0.004)
+    assert one["predicted"]["plain"]["itl_p50_ms"] == pytest.approx(4)
+    for level in document["by_concurrency"]:
+        assert abs(level["prediction_error"]) < 0.2
+        assert level["predicted"]["cost_source"] == "file"
+
+
+def test_a_recommendation_is_put_beside_what_was_measured(capsys, prompts, tmp_path):
+    cost = steps_of(0.002, tmp_path / "cost.json")
+    rng = np.random.default_rng(5)
+    rows = [{"prompt_token_ids": [1, 2], "output_token_ids": [*rng.integers(0, 3, 40).tolist()]} for _ in range(16)]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run_command(["analyze", str(log), "--drafter", "ngram:min=2,max=4", "--depth", "3", "--json"]) == 0
+    capsys.readouterr()
+    assert run_command(["recommend", "--cost", str(cost), "--concurrency", "1,4", "--json"]) == 0
+    recommendation = tmp_path / "recommendation.json"
+    recommendation.write_text(capsys.readouterr().out)
+    options = [one for entry in json.loads(recommendation.read_text())["by_concurrency"] for one in entry["options"]]
+    said = next(one["speedup"] for one in options if one["depth"] == 2)
+    with engine() as plain, engine(depth=3) as speculative:
+        more = ("--repeats", "2", "--recommendation", str(recommendation))
+        _, document, _ = bench(capsys, prompts, plain, speculative, *more, *RULES[:2], "--depth", "2", *RULES[4:])
+        _, best, _ = bench(capsys, prompts, plain, speculative, *more, "--concurrency", "1,2")
+    assert document["by_concurrency"][0]["predicted"]["speedup"]["point"] == said
+    assert document["by_concurrency"][0]["predicted"]["speedup_as_run"] is None
+    # Without a drafter the recommendation's own choice, and nothing where it did not say.
+    assert best["by_concurrency"][0]["predicted"]["drafter"] == "ngram"
+    assert best["by_concurrency"][1]["predicted"] is None
+
+
 def test_a_server_without_ids_or_counters_is_measured_all_the_same(capsys, prompts):
     quiet = {"counts": False, "tells_requests": False, "tells_ids": False}
     with engine(**quiet) as plain, engine(depth=3, **quiet) as speculative:
