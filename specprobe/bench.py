@@ -233,7 +233,7 @@ class _Desk:
         if arm == "plain":
             self._max_model_len = _context_limit(server, self._fleet.models[arm].name)
         counters = _counters(server)
-        if counters is None or counters.prompt_tokens_asked is None:
+        if counters is None or counters.engine != "vllm":
             return
         if arm == "plain" and counters.speculation is not None:
             raise SpecprobeError(f"{server.name}: speculates; --server is the one without, so start it without")
@@ -359,6 +359,7 @@ class _Desk:
             answers,
             tails,
             temperature=temperature,
+            max_new_tokens=self._options.plan.max_new_tokens,
             max_model_len=self._max_model_len,
             stages=self._stages,
         )

@@ -31,6 +31,8 @@ UNEQUAL_CACHING = 0.02
 BOUND = 0.1
 # Rounds of each slot; fewer say little about one, as in a probe of a live server (`engine_probe.LEAST_GAPS`).
 LEAST_ROUNDS = 8
+# Servers cut a round in two now and then, where a character ends in the next token.
+MOST_CHUNKS_A_ROUND = 1.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +153,25 @@ def _round_seconds(
     """The mean round of a full batch in each pass that has enough of them."""
     found = {}
     for name, arm in zip(ARMS, (plain, speculative), strict=True):
+        if not _chunks_are_rounds(arm):
+            continue
         gaps = [round_gaps(one.requests, concurrency) for one in arm]
         found[f"{name}_round_seconds"] = tuple(sum(g) / len(g) for g in gaps if len(g) >= LEAST_ROUNDS * concurrency)
     return found
+
+
+def _chunks_are_rounds(passes: Sequence[PassRecord]) -> bool:
+    """Whether the server streams a chunk for each round, as far as counters tell; llama.cpp streams one for each token.
+
+    An answer of N tokens whose rounds accepted A takes N - 1 - A rounds after its prefill, one less where the last one
+    was cut.
+    """
+    chunks = expected = 0
+    for record in passes:
+        counters = record.counters or SpecCounters(0, 0)
+        chunks += sum(len(one.chunk_seconds) - 1 for one in record.requests)
+        expected += sum(one.output_tokens - 1 for one in record.requests) - counters.accepted_tokens
+    return chunks <= MOST_CHUNKS_A_ROUND * max(1, expected)
 
 
 def _acceptance(passes: Sequence[PassRecord], examined: Examined) -> AcceptanceCheck | None:
@@ -303,6 +321,12 @@ def _timing_notices(result: BenchResult, levels: Sequence[Level]) -> Iterator[No
                 "the first repeat to the last, so the machine was not steady; the order of the arms cancels no "
                 "more than a straight one",
             )
+    if any(not _chunks_are_rounds(result.of("speculative", c)) for c in result.plan.concurrencies):
+        yield Notice(
+            "chunks_not_rounds",
+            "the server streams several chunks a round, so ITL with speculation is not that of rounds (TPOT, latency "
+            "and rates are as they are), and calibrate cannot take its rounds from here",
+        )
     for concurrency in result.plan.concurrencies:
         rates = [
             rate

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 # NAME{labels} VALUE of the Prometheus text format; a time may follow.
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{.*\})?\s+([0-9.eE+-]+)(?:\s+\d+)?$", re.MULTILINE)
 _POSITION = re.compile(r'position="(\d+)"')
-_DRAFTS, _DRAFTED, _ACCEPTED = (
-    f"vllm:spec_decode_num_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens")
+_DRAFTS, _DRAFTED, _ACCEPTED, _ACCEPTED_AT = (
+    f"spec_decode_num_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
 )
-_ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-_QUERIES, _HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
+Engine = Literal["vllm", "llamacpp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +71,30 @@ class SpecCounters:
 
 @dataclass(frozen=True, slots=True)
 class ServerCounters:
-    """A server's counters since it started; `speculation` is None of one that does not speculate.
+    """A server's counters since it started. `speculation`: None where there are none; vLLM has them only of a server
+    that speculates, llama.cpp (with --metrics) always.
 
-    `prompt_tokens_asked`, `prompt_tokens_cached`: looked up and found in the prefix cache, None where it has none.
+    `prompt_tokens_asked`, `prompt_tokens_cached`: looked up and found in the prefix cache, None where not told.
     """
 
+    engine: Engine | None
     speculation: SpecCounters | None
     prompt_tokens_asked: int | None
     prompt_tokens_cached: int | None
 
 
 def parse_metrics(text: str) -> ServerCounters:
-    """vLLM's counters (0.9 to 0.33: v1/spec_decode/metrics.py, v1/metrics/loggers.py), summed over its engines."""
+    """Counters of vLLM (0.9 to 0.33: v1/spec_decode/metrics.py, v1/metrics/loggers.py), summed over its engines, and of
+    llama.cpp (2026-10: tools/server/server-task.cpp).
+    """
+    engine: Engine | None = None
     sums: dict[str, float] = {}
     positions: dict[int, float] = {}
-    for name, labels, value in _SAMPLE.findall(text):
+    for full_name, labels, value in _SAMPLE.findall(text):
+        prefix, _, name = full_name.partition(":")
+        if prefix not in ("vllm", "llamacpp"):
+            continue
+        engine = "vllm" if prefix == "vllm" else "llamacpp"
         try:
             number = float(value)
         except ValueError:
@@ -100,8 +108,13 @@ def parse_metrics(text: str) -> ServerCounters:
         at = tuple(round(positions.get(i, 0.0)) for i in range(max(positions) + 1)) if positions else None
         drafted, accepted = (round(sums.get(name, 0.0)) for name in (_DRAFTED, _ACCEPTED))
         speculation = SpecCounters(drafted, accepted, round(sums[_DRAFTS]), at)
-    asked, cached = (round(sums[name]) if name in sums else None for name in (_QUERIES, _HITS))
-    return ServerCounters(speculation, asked, cached)
+    if engine == "llamacpp":
+        cached = sums.get("prompt_tokens_cached_total")
+        # What was found in the cache is not among what was processed.
+        asked = None if cached is None else sums.get("prompt_tokens_total", 0.0) + cached
+    else:
+        asked, cached = (sums.get(f"prefix_cache_{name}_total") for name in ("queries", "hits"))
+    return ServerCounters(engine, speculation, *(None if one is None else round(one) for one in (asked, cached)))
 
 
 def counters_of_request(event: Mapping[str, Any]) -> SpecCounters | None:
@@ -122,10 +135,10 @@ def counters_of_request(event: Mapping[str, Any]) -> SpecCounters | None:
             at = tuple(sum(histogram[i:]) for i in range(1, len(histogram)))
         return SpecCounters(drafted, accepted, rounds, at)
     timings = event.get("timings")
-    if isinstance(timings, Mapping):
+    if isinstance(timings, Mapping) and "predicted_n" in timings:
+        # Left out where nothing was drafted.
         drafted, accepted = (_count(timings, key) for key in ("draft_n", "draft_n_accepted"))
-        if drafted is not None and accepted is not None:
-            return SpecCounters(drafted, accepted)
+        return SpecCounters(drafted or 0, accepted or 0)
     return None
 
 

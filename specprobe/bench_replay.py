@@ -73,6 +73,7 @@ def replay_answers(
     tails: Mapping[int, tuple[int, ...]],
     *,
     temperature: float,
+    max_new_tokens: int,
     max_model_len: int | None,
     stages: Stages,
 ) -> Replayed:
@@ -99,6 +100,7 @@ def replay_answers(
                 engine=options.engine,
                 draft_sampling="greedy" if temperature else None,
                 max_model_len=max_model_len,
+                logged_cut_at=max_new_tokens,
             ),
             stages,
         )

@@ -78,11 +78,12 @@ class BenchResult:
 def rise(before: ServerCounters | None, after: ServerCounters | None) -> ServerCounters:
     """What counters rose by between two looks."""
     if before is None or after is None:
-        return ServerCounters(None, None, None)
+        return ServerCounters(None, None, None, None)
     speculation = None
     if before.speculation is not None and after.speculation is not None:
         speculation = after.speculation - before.speculation
     return ServerCounters(
+        after.engine,
         speculation,
         _less(after.prompt_tokens_asked, before.prompt_tokens_asked),
         _less(after.prompt_tokens_cached, before.prompt_tokens_cached),

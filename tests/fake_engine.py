@@ -67,6 +67,7 @@ class Toy:
     refuses_with: int | None = None
     drafts_wrongly: bool = False
     empty: frozenset[int] = frozenset()
+    streams_tokens: bool = False
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -138,9 +139,10 @@ class Handler(BaseHTTPRequestHandler):
             output += kept
             if drafted:
                 rounds.append((drafted, accepted))
-            told = {"token_ids": kept} if toy.tells_ids else {}
             end = "length" if len(output) == body["max_tokens"] else None
-            self.chunk({"choices": [{"delta": {"content": spelled(kept)}, "finish_reason": end, **told}]})
+            for part in [[token] for token in kept] if toy.streams_tokens else [kept]:
+                told = {"token_ids": part} if toy.tells_ids else {}
+                self.chunk({"choices": [{"delta": {"content": spelled(part)}, "finish_reason": end, **told}]})
         engine.count(prompt, rounds)
         last: dict[str, Any] = {"usage": {"prompt_tokens": len(prompt), "completion_tokens": len(output)}}
         if toy.depth and toy.tells_requests:

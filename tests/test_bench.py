@@ -18,7 +18,7 @@ import pytest
 from fake_engine import Engine, engine
 
 from specprobe.bench_client import Served
-from specprobe.bench_counters import SpecCounters, counters_of_request, parse_metrics
+from specprobe.bench_counters import ServerCounters, SpecCounters, counters_of_request, parse_metrics
 from specprobe.bench_figures import busy_window, measured, pass_figures, round_gaps
 from specprobe.bench_plan import BenchPlan
 from specprobe.bench_texts import NEAR_TIE_NATS, Score, compare_sampled
@@ -166,7 +166,16 @@ def test_counters_of_engines_are_read_and_subtracted():
     told = {"num_spec_steps": 3, "num_draft_tokens": 7, "num_accepted_draft_tokens": 6}
     vllm = {"metrics": {"speculative_decoding": {**told, "acceptance_histogram": [0, 1, 1, 1]}}}
     assert counters_of_request(vllm) == SpecCounters(7, 6, 3, (3, 2, 1))
-    assert counters_of_request({"timings": {"draft_n": 7, "draft_n_accepted": 6}}) == SpecCounters(7, 6)
+    timings = {"predicted_n": 9, "draft_n": 7, "draft_n_accepted": 6}
+    assert counters_of_request({"timings": timings}) == SpecCounters(7, 6)
+    assert counters_of_request({"timings": {"predicted_n": 9}}) == SpecCounters(0, 0)
+    llama_cpp = parse_metrics(
+        "llamacpp:spec_decode_num_drafts_total 15\nllamacpp:spec_decode_num_draft_tokens_total 44\n"
+        "llamacpp:spec_decode_num_accepted_tokens_total 7\nllamacpp:prompt_tokens_total 30\n"
+        'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 7\n'
+        "llamacpp:prompt_tokens_cached_total 10\n"
+    )
+    assert llama_cpp == ServerCounters("llamacpp", SpecCounters(44, 7, 15, (7,)), 40, 10)
     assert counters_of_request({"metrics": {"speculative_decoding": {"num_draft_tokens": True}}}) is None
 
 
@@ -407,6 +416,15 @@ def test_ctrl_c_ends_started_servers_and_says_what_is_kept(prompts, tmp_path):
     assert not json.loads(out.read_text())["complete"]
     with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
         probe.connect(("127.0.0.1", port))
+
+
+def test_chunks_that_are_no_rounds_are_told_and_are_no_points(capsys, prompts):
+    with engine() as plain, engine(depth=3, streams_tokens=True) as speculative:
+        _, document, _ = bench(capsys, prompts, plain, speculative, "--repeats", "2", *RULES)
+    assert "chunks_not_rounds" in codes(document)
+    assert document["by_concurrency"][0]["plain_round_seconds_by_repeat"]
+    assert document["by_concurrency"][0]["speculative_round_seconds_by_repeat"] == []
+    assert document["by_concurrency"][0]["acceptance"]["totals_exact"]
 
 
 def free_port() -> int:
