@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from specprobe.bench_client import Asking, Served, Written, ask, closed_loop, warm_up
 from specprobe.bench_conclusions import Bench, Examined, Greedy, conclude
-from specprobe.bench_counters import ServerCounters, parse_metrics
+from specprobe.bench_counters import ServerCounters, SpecCounters, parse_metrics
 from specprobe.bench_document import bench_document
 from specprobe.bench_http import get_json, parse_address, read_metrics
 from specprobe.bench_plan import ARMS, Arm, BenchPlan, Pass
@@ -52,6 +52,8 @@ from specprobe.workload import Workload, read_workload
 # test, and small beside what was timed.
 MOST_SCORED = 64
 GREEDY_PROMPTS = 8
+# Further greedy answers of the plain server to one prompt that are replayed: near-ties make two or three.
+MOST_LAYERS = 3
 
 Texts = dict[Pass, dict[int, Written]]
 Asked = TypeVar("Asked")
@@ -184,12 +186,8 @@ class _Desk:
             greedy = self._ask_greedily()
         agreements: tuple[Agreement, ...] = ()
         likelihood: Likelihood | None = None
-        tails: dict[int, tuple[int, ...]] = {}
         if plan.temperature == 0:
             agreements = tuple(self._agreements(texts, first))
-            if replay is not None:
-                self._stages.say("asking what would have followed the answers")
-                tails = {number: self._ask_plain(tail, written, replay.depth) for number, written in first.items()}
             if any(one.divergences for one in agreements):
                 self._stages.say("asking how likely the tokens are at which answers differ")
                 agreements = tuple(self._placed(one, texts) for one in agreements)
@@ -197,14 +195,19 @@ class _Desk:
             self._stages.say("asking how likely the answers of both arms are")
             likelihood = self._likelihood(texts)
         replayed = greedy_replayed = None
+        expected: dict[tuple[int, str], SpecCounters] = {}
         if replay is not None:
-            replayed = self._replayed(first, tails, plan.temperature)
+            replayed = self._replayed(first, plan.temperature)
+            expected = _by_answer(replayed, first)
+            if plan.temperature == 0:
+                for layer in _other_answers(texts, first):
+                    expected |= _by_answer(self._replayed(layer, 0.0), layer)
             if greedy is not None:
-                greedy_replayed = self._replayed(greedy.plain, {}, 0.0)
+                greedy_replayed = self._replayed(greedy.plain, 0.0)
         return Examined(
             agreements=agreements,
             likelihood=likelihood,
-            reference={number: written.digest for number, written in first.items()},
+            expected=expected,
             replayed=replayed,
             greedy=None if greedy is None else replace(greedy, replayed=greedy_replayed),
         )
@@ -349,10 +352,13 @@ class _Desk:
         agreement = compare_greedy(1, [answers["plain"]], [answers["speculative"]], answers["plain"])
         return Greedy(answers["plain"], agreement, counters["speculative"].speculation)
 
-    def _replayed(
-        self, answers: Mapping[int, Written], tails: Mapping[int, tuple[int, ...]], temperature: float
-    ) -> Replayed:
+    def _replayed(self, answers: Mapping[int, Written], temperature: float) -> Replayed:
         assert self._options.replay is not None
+        tails: dict[int, tuple[int, ...]] = {}
+        if temperature == 0:
+            self._stages.say("asking what would have followed the answers")
+            depth = self._options.replay.depth
+            tails = {number: self._ask_plain(tail, written, depth) for number, written in answers.items()}
         return replay_answers(
             self._options.replay,
             self._prompts,
@@ -363,6 +369,28 @@ class _Desk:
             max_model_len=self._max_model_len,
             stages=self._stages,
         )
+
+
+def _by_answer(replayed: Replayed, answers: Mapping[int, Written]) -> dict[tuple[int, str], SpecCounters]:
+    """What is to be counted for each answer, by prompt and digest."""
+    found = {(number, written.digest): replayed.counters(number) for number, written in answers.items()}
+    return {key: counters for key, counters in found.items() if counters is not None}
+
+
+def _other_answers(texts: Texts, first: Mapping[int, Written]) -> list[dict[int, Written]]:
+    """What the plain server wrote besides its first answers, in layers of one answer to a prompt."""
+    seen = {(number, written.digest) for number, written in first.items()}
+    layers: list[dict[int, Written]] = []
+    for key in sorted(texts):
+        for number, written in texts[key].items():
+            if key.arm != "plain" or (number, written.digest) in seen:
+                continue
+            seen.add((number, written.digest))
+            layer = next((one for one in layers if number not in one), None)
+            if layer is None:
+                layers.append(layer := {})
+            layer[number] = written
+    return layers[:MOST_LAYERS]
 
 
 def _from(advance: Advance, finished: int) -> Callable[[float], None]:

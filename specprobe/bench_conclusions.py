@@ -40,7 +40,8 @@ class AcceptanceCheck:
     """Counters of the speculative passes at one concurrency beside the replay of the plain answers.
 
     `measured`: of all these requests, from the server's totals, else from what requests told; `expected`: of the same,
-    had all written the plain answer. `requests`: all; `agreeing`: of these, wrote the plain answer; `compared`: of
+    had all written the plain server's first answer. `requests`: all; `agreeing`: of these, wrote an answer that the
+    plain server wrote, too, at any time; `compared`: of
     these, told their own counters; `exact`: of these, as the replay says. `totals_exact`: None unless all agree.
     """
 
@@ -65,11 +66,13 @@ class Greedy:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What was found about the answers. `reference`: digests of the plain answers that were replayed, by prompt."""
+    """What was found about the answers. `expected`: what the replay counts for each answer that the plain server wrote,
+    by prompt and digest; `replayed`: of its first answers.
+    """
 
     agreements: tuple[Agreement, ...] = ()
     likelihood: Likelihood | None = None
-    reference: Mapping[int, str] = field(default_factory=dict)
+    expected: Mapping[tuple[int, str], SpecCounters] = field(default_factory=dict)
     replayed: Replayed | None = None
     greedy: Greedy | None = None
 
@@ -186,22 +189,25 @@ def _acceptance(passes: Sequence[PassRecord], examined: Examined) -> AcceptanceC
     if found is None and examined.replayed is None:
         return None
     expected: list[SpecCounters] = []
+    written: list[SpecCounters] = []
     agreeing = compared = exact = 0
     for one in requests:
         counters = examined.replayed.counters(one.prompt) if examined.replayed else None
         if counters is None:
             continue
         expected.append(counters)
-        if examined.reference.get(one.prompt) != one.digest:
+        of_answer = examined.expected.get((one.prompt, one.digest))
+        if of_answer is None:
             continue
         agreeing += 1
+        written.append(of_answer)
         if one.counters is not None:
             compared += 1
-            exact += same_counters(one.counters, counters)
+            exact += same_counters(one.counters, of_answer)
     whole = _sum(expected) if len(expected) == len(requests) else None
     totals_exact = None
-    if whole is not None and found is not None and agreeing == len(requests):
-        totals_exact = same_counters(found, whole)
+    if found is not None and written and agreeing == len(requests):
+        totals_exact = same_counters(found, _sum(written))
     return AcceptanceCheck(found, whole, len(requests), agreeing, compared, exact, totals_exact)
 
 
@@ -256,7 +262,7 @@ def _broken(levels: Sequence[Level], examined: Examined, temperature: float) -> 
         rate, interval = check.measured.acceptance_rate, examined.replayed.rate_interval()
         if rate is None or interval is None or not _is_right_drafter(greedy):
             continue
-        if len(examined.reference) >= MIN_PROMPTS and rate < FAR_BELOW * interval.low:
+        if len(examined.replayed.acceptance.ids) >= MIN_PROMPTS and rate < FAR_BELOW * interval.low:
             yield (
                 f"at concurrency {level.measured.concurrency} it accepts {format_percent(rate)} of its drafts, where "
                 f"the answers without speculation let {format_percent(interval.point)} be expected, while greedily it "

@@ -51,7 +51,8 @@ def spelled(ids: list[int]) -> str:
 @dataclass
 class Toy:
     """How the engine acts. `depth` 0: it does not speculate. `flips`: prompts (by the length of their ids) whose greedy
-    answer takes the second-best token at its third place; `empty`: such that are answered by nothing but an end.
+    answer takes the second-best token at its third place, `flips_at` one concurrency, as a pass's salt says. `empty`:
+    such that are answered by nothing but an end.
     """
 
     depth: int = 0
@@ -68,6 +69,7 @@ class Toy:
     drafts_wrongly: bool = False
     empty: frozenset[int] = frozenset()
     streams_tokens: bool = False
+    flips_at: int | None = None
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -168,7 +170,9 @@ class Handler(BaseHTTPRequestHandler):
         def following() -> int:
             if toy.garbles and temperature > 0:
                 return int(rng.integers(VOCABULARY))
-            if temperature == 0 and len(prompt) in toy.flips and len(history) == len(prompt) + 2:
+            is_third = len(history) == len(prompt) + 2
+            at = toy.flips_at is None or body["cache_salt"].endswith(f"-{toy.flips_at}")
+            if temperature == 0 and len(prompt) in toy.flips and is_third and at:
                 return int(log_probs(history).argsort()[-2])
             return token_of(history, temperature, rng)
 
