@@ -65,7 +65,11 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
         [found.trajectories for found in sources.sets],
         context,
         samplings,
-        Limits(max_model_len, origin.tokenizer.eos_ids if origin.tokenizer else ()),
+        Limits(
+            max_model_len,
+            origin.tokenizer.eos_ids if origin.tokenizer else (),
+            _response_limit(options, origin) if profile.drafts_within_request else None,
+        ),
         stages,
     )
     return Run(
@@ -97,6 +101,11 @@ def _draft_samplings(
             "probability of the logged tokens; name it with --target"
         )
     return ("greedy",)
+
+
+def _response_limit(options: AnalyzeOptions, origin: Origin) -> int | None:
+    """Where responses were cut; None where a log does not say."""
+    return options.max_new_tokens if origin.mode == "generated" else options.logged_cut_at
 
 
 def _distribution(origin: Origin) -> TargetDistribution | None:

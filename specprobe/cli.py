@@ -17,7 +17,7 @@ import typer
 
 from specprobe import __version__, completion, defaults
 from specprobe.command_group import CommandGroup, describe_defaults
-from specprobe.errors import SpecprobeError
+from specprobe.errors import SpecprobeError, StoppedError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -89,6 +89,7 @@ FieldOption = Annotated[str | None, typer.Option("--prompt-field", help="The col
 FirstTurnOption = Annotated[
     bool, typer.Option("--first-turn/--no-first-turn", help="First user turn only, as most benchmarks read chat logs.")
 ]
+DedupeOption = Annotated[bool, typer.Option("--dedupe/--no-dedupe", help="Keep only the first of equal prompts.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document on stdout.")]
 PlainOption = Annotated[
     bool,
@@ -137,7 +138,9 @@ def inspect(
 
     if prompt_field == "":
         raise SpecprobeError("--prompt-field: is empty; name a column, or leave it out")
-    inspection = inspect_workload(prompts, format=format_name, prompt_field=prompt_field, stages=OnStderr(is_plain=plain))
+    inspection = inspect_workload(
+        prompts, format=format_name, prompt_field=prompt_field, stages=OnStderr(is_plain=plain)
+    )
     if as_json:
         _print_json(inspection.to_json())
     else:
@@ -235,7 +238,7 @@ def analyze(
         str | None,
         typer.Option("--group-by", help="A column of the log to break results down by. Default: the source file."),
     ] = None,
-    dedupe: Annotated[bool, typer.Option("--dedupe/--no-dedupe", help="Keep only the first of equal prompts.")] = False,
+    dedupe: DedupeOption = False,
     max_prompts: Annotated[int | None, typer.Option("--max-prompts", help="Use only the first N prompts.")] = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", help="Longest response to generate.")
@@ -802,6 +805,129 @@ def calibrate(
 
 
 @app.command()
+def bench(
+    prompts: PromptsArgument,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server", help="The server without speculation, such as http://localhost:8000/v1.", show_default=False
+        ),
+    ] = None,
+    speculative: Annotated[
+        str | None,
+        typer.Option("--speculative", help="The server with it. Not with --start.", show_default=False),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--start", help="A command that starts the server without speculation at --server.", show_default=False
+        ),
+    ] = None,
+    start_speculative: Annotated[
+        str | None,
+        typer.Option("--start-speculative", help="Likewise with it, at the same address.", show_default=False),
+    ] = None,
+    start_timeout: Annotated[
+        float, typer.Option("--start-timeout", help="Seconds until a started server must answer.")
+    ] = 600.0,
+    server_model: Annotated[
+        str | None, typer.Option("--server-model", help="What the servers call the model. Default: their only one.")
+    ] = None,
+    concurrency: Annotated[str, typer.Option("--concurrency", help="Requests in flight, such as 1,4,16.")] = "1",
+    repeats: Annotated[int, typer.Option("--repeats", help="How often both arms are measured, in turn.")] = 3,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Where answers are cut.")] = (
+        defaults.MAX_NEW_TOKENS
+    ),
+    temperature: Annotated[float, typer.Option("--temperature", help="Of both arms.")] = 0.0,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            "--drafter",
+            help="What the speculative server runs, as analyze takes it; its counters are held against the replay.",
+            show_default=False,
+        ),
+    ] = None,
+    depth: Annotated[
+        int, typer.Option("--depth", help="The server's draft tokens per round, for --drafter.")
+    ] = defaults.DEPTH,
+    engine: Annotated[
+        str, typer.Option("--engine", help="Whose rules it drafts by, as analyze takes it.")
+    ] = defaults.ENGINE,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Hub id or folder, where the server tells no token ids.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", help="Hub id or folder, for drafters that read its states and for --gpu."),
+    ] = None,
+    cost: Annotated[
+        Path | None, typer.Option("--cost", help="A cost file: predict with it, for --drafter.", show_default=False)
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="Predict by the roofline of this GPU, for --drafter.")
+    ] = None,
+    recommendation: Annotated[
+        Path | None,
+        typer.Option("--recommendation", help="What `recommend --json` wrote: the prediction to hold against."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Seconds without a byte until a server counts as hanging.")
+    ] = 600.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the order of prompts, and of sampled answers.")] = 0,
+    first_turn: FirstTurnOption = False,
+    format_name: FormatOption = None,
+    prompt_field: FieldOption = None,
+    dedupe: DedupeOption = False,
+    max_prompts: Annotated[int | None, typer.Option("--max-prompts", help="Use only the first N prompts.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The document, kept after every pass; `calibrate` reads it.")
+    ] = None,
+    plain: PlainOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """The same prompts on a real server, with and without speculation, beside the prediction; exit 1 where its
+    speculative output is broken."""
+    from specprobe.bench import BenchOptions, run_bench
+    from specprobe.bench_document import bench_document
+    from specprobe.bench_options import bench_cost, bench_replay, bench_servers
+    from specprobe.bench_plan import BenchPlan
+    from specprobe.progress import OnStderr
+    from specprobe.scan import ReadOptions
+
+    urls, commands = bench_servers(server, speculative, start, start_speculative, start_timeout)
+    options = BenchOptions(
+        prompts=tuple(prompts),
+        read=ReadOptions(
+            format=format_name,
+            prompt_field=prompt_field,
+            first_turn=first_turn,
+            dedupe=dedupe,
+            max_prompts=max_prompts,
+            group_by=None,
+        ),
+        plan=BenchPlan(_numbers(concurrency, "--concurrency", int), repeats, max_new_tokens, temperature, seed),
+        urls=urls,
+        commands=commands,
+        model=server_model,
+        timeout_seconds=timeout,
+        replay=bench_replay(drafter, depth, engine, tokenizer, target),
+        cost=bench_cost(cost, gpu, target),
+        recommendation=recommendation,
+        out=out,
+    )
+    result = run_bench(options, OnStderr(is_plain=plain))
+    if as_json:
+        _print_json(bench_document(result))
+        _warn_on_stderr(result.notices)
+    else:
+        from specprobe.bench_report import render_bench
+
+        _print(render_bench(result), plain=plain)
+    if result.broken:
+        raise typer.Exit(GATE_FAILED)
+
+
+@app.command()
 def backtest(
     table: Annotated[
         Path, typer.Argument(metavar="FILE.csv", help="Measured speed-ups, in the columns of docs/validation.md.")
@@ -989,6 +1115,9 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
             raise KeyboardInterrupt
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
+    except StoppedError as error:
+        _fail(str(error))
+        return INTERRUPTED
     except SpecprobeError as error:
         return _fail(str(error))
     except typer.Exit as error:

@@ -11,3 +11,7 @@ class SpecprobeError(Exception):
 
 class UnreachableError(SpecprobeError):
     """A model or tokenizer that is neither a folder here nor given by the Hub."""
+
+
+class StoppedError(SpecprobeError):
+    """The user's Ctrl-C, where there is more to say of what is kept than usual."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from specprobe.bench_points import bench_rows, is_bench
 from specprobe.cost import LONGEST_SECONDS, SHORTEST_SECONDS
 from specprobe.csv_text import dict_reader, read_text
 from specprobe.engine_numbers.benchmarks import is_bench_result
@@ -87,7 +88,10 @@ def read_points(paths: Sequence[Path]) -> tuple[Timing, ...]:
 
 def _timings(path: Path) -> Iterator[Timing]:
     for where, row in _rows(path):
-        yield _timing_of_result(row, where) if is_bench_result(row) else timing_of_row(row, where)
+        if is_bench(row):
+            yield from (timing_of_row(one, place) for place, one in bench_rows(row, where))
+        else:
+            yield _timing_of_result(row, where) if is_bench_result(row) else timing_of_row(row, where)
 
 
 def timing_of_row(row: Mapping[str, Any], where: str) -> Timing:
@@ -152,6 +156,7 @@ def _round_of_row(cells: _Row, method: str, batch: int, context: float) -> Round
         value=value,
         tokens_per_round=tokens or 0.0,
         deviation=deviation,
+        from_engine=cells.text("source") == "engine",
     )
 
 

@@ -35,7 +35,8 @@ class AnalyzeOptions:
     settings. `processors`: what else requests ask for, where the log is not asked or does not say. `samples`:
     responses to each prompt above temperature 0. `draft_sampling`: None for what the engine offers. `tokenizer`: for
     logged text, None for the target's. `in_flight`: requests that write side by side, for what they share.
-    `include_text`: prompts and responses themselves go into the run.
+    `include_text`: prompts and responses themselves go into the run. `logged_cut_at`: the token limit that logged
+    responses were asked for with, where it is known.
     """
 
     prompts: tuple[str, ...]
@@ -58,6 +59,7 @@ class AnalyzeOptions:
     in_flight: int = 1
     include_text: bool = False
     read: ReadOptions = field(default_factory=ReadOptions)
+    logged_cut_at: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.depth <= MAX_DEPTH:

@@ -62,8 +62,9 @@ class Profile:
     change what is written, which are therefore not replayed.
 
     `has_ngram_min`: whether users can set the shortest lookup. `has_depth_by_batch`: whether it takes a table of
-    depths by batch size. `mtp_feeds_back`: what DeepSeek's module hands to the next position. `source` says where the
-    rules were read.
+    depths by batch size. `mtp_feeds_back`: what DeepSeek's module hands to the next position.
+    `drafts_within_request`: whether drafts are cut at the request's token limit. `source` says where the rules were
+    read.
     """
 
     engine: str
@@ -83,6 +84,7 @@ class Profile:
     has_ngram_min: bool = True
     has_depth_by_batch: bool = False
     mtp_feeds_back: Literal["pre_norm", "post_norm"] = "pre_norm"
+    drafts_within_request: bool = False
 
     @property
     def name(self) -> str:
@@ -226,6 +228,7 @@ PROFILES: tuple[Profile, ...] = (
         source="llama.cpp 2026-10 common/ngram-map.cpp (ngram-simple), common/sampling.cpp",
         processing=ProcessingRule(order=("top_k", "top_p", "min_p", "temperature"), penalty_window=64),
         own_truncation="--top-k 40 --top-p 0.95 --min-p 0.05",
+        drafts_within_request=True,
     ),
 )
 

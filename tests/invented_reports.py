@@ -103,7 +103,7 @@ def an_inspection() -> Inspection:
         path="logs/2026-11/support-and-code.jsonl.gz", container="jsonl", compression="gzip", rows=1204,
         first_turns=1198, answers=1190, prompts=1190, formats={"openai-messages": 1204}, columns={"messages": 1204},
         skipped={"no_user_turn": 6, "empty_answer": 8}, lines={"no_user_turn": (17, 90, 333), "empty_answer": (5,)},
-        cut={}, repaired=0, structured_outputs=0, notices=(), error=None,
+        cut={}, repaired=0, structured_outputs=0, models={}, joined=0, notices=(), error=None,
     )  # fmt: skip
     strange = replace(
         file, path="логи/表.json", compression=None, rows=3, first_turns=3, answers=0, prompts=3, skipped={}

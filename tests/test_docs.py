@@ -45,7 +45,7 @@ def can_run(arguments: list[str]) -> bool:
     if {"--target", "--tokenizer", "--cost", "--ladder"} & set(arguments):
         return False
     # Points are a reader's own; those that a page gives are calibrated on below. So are the runs of a gate.
-    if arguments[0] in ("calibrate", "compare", "gate", "import"):
+    if arguments[0] in ("calibrate", "compare", "gate", "import", "bench"):
         return False
     if {"--metrics", "--recommendation"} & set(arguments):
         return False

@@ -197,6 +197,20 @@ def test_at_risk_leaves_out_what_lies_beyond_the_text():
     assert acceptance.accepted_at[0, 1].tolist() == [1, 0]
 
 
+@settings(max_examples=100, deadline=None)
+@given(TEXTS, st.integers(1, 6))
+def test_drafts_that_end_at_the_limit_of_the_request(text, depth):
+    prompt, output, _ = text
+    work = make_trajectory(prompt, output)
+    rule = RULES["vllm v2"]
+    acceptance = replay(NgramDrafter(rule), [work], depth, limits=Limits(max_new_tokens=len(output)))
+    # As if the context ended there.
+    expected = draft_and_verify(work, ngram_propose(rule), depth, len(prompt) + len(output))
+    assert acceptance.totals(depth).rounds == expected.rounds
+    assert acceptance.totals(depth).drafted_tokens == expected.drafted_tokens
+    assert list(acceptance.totals(depth).accepted_at) == expected.accepted_at
+
+
 def test_every_engine_profile_of_ngram_has_a_rule_the_tests_cover():
     shapes = {(p.ngram.match, p.ngram.pad, p.ngram.skip_newest, p.ngram.stop_at_end_token) for p in PROFILES if p.ngram}
     assert shapes == {(r.match, r.pad, r.skip_newest, r.stop_at_end_token) for r in RULES.values()}

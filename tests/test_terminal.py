@@ -149,7 +149,7 @@ def test_what_puts_a_verdict_in_doubt_is_never_shortened(monkeypatch):
 
 
 def grid_of(speedup: np.ndarray) -> HeatMap:
-    return HeatMap(SpeedupGrid("ngram", {}, "greedy", tuple(2**i for i in range(len(speedup))), speedup))
+    return HeatMap(SpeedupGrid("ngram", {}, "greedy", tuple(2**i for i in range(len(speedup))), 1, speedup))
 
 
 def test_a_map_reads_without_colour():

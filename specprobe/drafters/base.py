@@ -21,20 +21,26 @@ class Limits:
     """What an engine's settings, not its drafter, allow.
 
     `max_model_len`: the context limit (None: no limit is known). `end_token_ids`: the tokens that end a response.
+    `max_new_tokens`: the limit of the request, for engines that draft no further than it.
     """
 
     max_model_len: int | None = None
     end_token_ids: tuple[int, ...] = ()
+    max_new_tokens: int | None = None
 
     def longest_drafts(self, num_prompt: int, num_output: int) -> NDArray[np.int64]:
         """The most tokens a round may draft, for each output token [N] that it can start at.
 
         A draft never runs into the context limit: with n tokens in the sequence it has at most
-        max_model_len - 1 - n (vLLM 0.33 v1/core/sched/scheduler.py).
+        max_model_len - 1 - n (vLLM 0.33 v1/core/sched/scheduler.py; llama.cpp 2026-10 get_n_draft_max in
+        tools/server/server-context.cpp). llama.cpp treats the limit of the request alike.
         """
-        if self.max_model_len is None:
-            return np.full(num_output, np.iinfo(np.int64).max)
-        return np.maximum(self.max_model_len - 1 - num_prompt - np.arange(num_output), 0)
+        longest = np.full(num_output, np.iinfo(np.int64).max)
+        if self.max_model_len is not None:
+            longest = np.maximum(self.max_model_len - 1 - num_prompt - np.arange(num_output), 0)
+        if self.max_new_tokens is not None:
+            longest = np.minimum(longest, np.maximum(self.max_new_tokens - 1 - np.arange(num_output), 0))
+        return longest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
