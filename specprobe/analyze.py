@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from specprobe.profiles import DraftSampling, Profile, outside_known_versions, r
 from specprobe.progress import Stages
 from specprobe.responses import Origin, Sources, context_limit, get_responses, open_origin
 from specprobe.run import ResponseRecord, Run
+from specprobe.sources import file_hashes
 from specprobe.trajectories import TrajectorySet
 from specprobe.trajectory import prompt_numbers
 from specprobe.workload import Workload, read_workload
@@ -38,6 +39,8 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
     profile = resolve_profile(options.engine)
     drafters = planned_drafters(options, profile)
     workload = read_workload(options.prompts, **asdict(options.read), stages=stages)
+    # Now, since a log may have grown when the last response is written.
+    files = file_hashes(options.prompts)
     model_free = all(is_model_free(drafter) for drafter in drafters)
     origin = open_origin(options, profile, workload.prompts, stages, model_free=model_free)
     max_model_len = context_limit(options, origin.target)
@@ -73,7 +76,7 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
         stages,
     )
     return Run(
-        workload=_workload_record(options, workload, sources),
+        workload=_workload_record(options, workload, files, sources),
         target=asdict(origin.target.record) if origin.target else None,
         engine_profile=profile.name,
         settings=_settings_record(options, profile, sources, samplings, max_model_len),
@@ -169,7 +172,9 @@ def _responses_record(
     )
 
 
-def _workload_record(options: AnalyzeOptions, workload: Workload, sources: Sources) -> dict[str, Any]:
+def _workload_record(
+    options: AnalyzeOptions, workload: Workload, files: Sequence[Mapping[str, str]], sources: Sources
+) -> dict[str, Any]:
     """What was read, and what became of it: of every temperature's requests where the log says them."""
     sets = sources.sets if options.asks_log else sources.sets[:1]
     skipped = Counter(workload.skipped)
@@ -181,6 +186,7 @@ def _workload_record(options: AnalyzeOptions, workload: Workload, sources: Sourc
         skipped["other_model"] += sources.origin.of_other_models
     return {
         "sources": list(options.prompts),
+        "files": list(files),
         "format": workload.format,
         "columns": workload.columns,
         "rows": workload.rows,

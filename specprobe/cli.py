@@ -415,9 +415,10 @@ def recommend(
     """The verdict for a concurrency: speculate or not, with which drafter and how many draft tokens."""
     from specprobe.advise import ArrivalOptions, advise
     from specprobe.cost_sources import CostOptions
+    from specprobe.documents import dump_document
     from specprobe.progress import OnStderr
     from specprobe.run_document import load_run
-    from specprobe.run_files import last_run
+    from specprobe.run_files import keep_recommendation, last_run
 
     run = load_run(run_file or last_run())
     cost_options = CostOptions(
@@ -450,13 +451,76 @@ def recommend(
         gpu_price=gpu_price,
         arrivals=arrivals,
     )
-    if as_json:
-        _print_json(advice.to_json())
-        _warn_on_stderr(advice.recommendation.notices)
-    else:
-        from specprobe.recommend_report import render_advice
+    document = dump_document(advice.to_json())
+    try:
+        keep_recommendation(document)
+    finally:
+        if as_json:
+            print(document)
+            _warn_on_stderr(advice.recommendation.notices)
+        else:
+            from specprobe.recommend_report import render_advice
 
-        _print(render_advice(advice, details=details), plain=plain)
+            _print(render_advice(advice, details=details), plain=plain)
+
+
+@app.command()
+def report(
+    run_files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Runs that analyze wrote. Default: the last one. Several: one page of all.",
+            show_default=False,
+            autocompletion=completion.runs,
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write one self-contained page. Default: the report of analyze again.")
+    ] = None,
+    recommendations: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--recommendation",
+            help="A recommendation (--json) whose verdicts to show; may be repeated. Default: the newest of the run.",
+        ),
+    ] = None,
+    labels: Annotated[
+        list[str] | None, typer.Option("--label", help="What a run is called, one for each. Default: its file's name.")
+    ] = None,
+    details: DetailsOption = False,
+    plain: PlainOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """A run again, on the terminal or as a page (--html) with figures, verdict and provenance."""
+    from specprobe.run_files import check_out, last_run
+
+    paths = run_files or [last_run()]
+    if html is not None:
+        from specprobe.page.make import make_page
+        from specprobe.paths import write_private
+
+        check_out(html, "--html")
+        page = make_page(paths, labels or (), recommendations or ())
+        write_private(html.resolve(), page.html)
+        if as_json:
+            _print_json(page.to_json(html))
+        else:
+            _print(page.in_words(html), plain=plain)
+        return
+    if len(paths) > 1 or recommendations or labels:
+        raise SpecprobeError("report: several runs, --recommendation and --label are for a page; add --html FILE")
+    from specprobe.run_document import load_run, run_document
+    from specprobe.summary import summarize_run
+
+    run = load_run(paths[0])
+    summary = summarize_run(run)
+    if as_json:
+        _print_json(run_document(run, summary))
+    else:
+        from specprobe.report import render_run
+
+        _print(render_run(run, summary, details=details), plain=plain)
 
 
 @app.command()

@@ -34,6 +34,11 @@ def runs_folder() -> Path:
     return state_folder() / "runs"
 
 
+def recommendations_folder() -> Path:
+    """The folder of stored recommendations."""
+    return state_folder() / "recommendations"
+
+
 def trajectories_folder() -> Path:
     """The folder of stored responses; they hold what users wrote, so everything in it is private."""
     return state_folder() / "trajectories"

@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from specprobe.candidates import Option
 from specprobe.interval import LEVEL
 from specprobe.recommend import Recommendation, Verdict
-from specprobe.serving import Served
+from specprobe.serving import QUANTILES, Floats, Served
 from specprobe.temperature_verdicts import TemperatureVerdicts
 
 SCHEMA = "specprobe.recommendation/1"
@@ -74,8 +76,28 @@ def _verdict_json(recommendation: Recommendation, verdict: Verdict) -> dict[str,
             for one in best.sensitivity
         ],
         "free_drafting_speedup": best.free_drafting_speedup,
+        "distributions": _distributions_json(verdict),
         "baseline": _served_json(recommendation, verdict.plain),
         "options": [_option_json(recommendation, option) for option in verdict.options],
+    }
+
+
+def _distributions_json(verdict: Verdict) -> dict[str, Any]:
+    """Quantiles without speculation and with the best option; both serve the same requests, so these are paired."""
+    plain, served = verdict.plain, verdict.best.served
+    return {
+        "quantiles": list(QUANTILES),
+        "baseline": _quantiles_json(plain),
+        "best": _quantiles_json(served),
+        "request_speedup": np.quantile(plain.latency_seconds / served.latency_seconds, QUANTILES).tolist(),
+    }
+
+
+def _quantiles_json(served: Served) -> dict[str, Any]:
+    return {
+        "request_latency_s": np.quantile(served.latency_seconds, QUANTILES).tolist(),
+        "ttft_ms": _milliseconds_of(served.ttft_quantiles_seconds),
+        "itl_ms": None if served.itl_quantiles_seconds is None else _milliseconds_of(served.itl_quantiles_seconds),
     }
 
 
@@ -114,3 +136,7 @@ def _served_json(recommendation: Recommendation, served: Served) -> dict[str, An
 
 def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
+
+
+def _milliseconds_of(seconds: Floats) -> list[float]:
+    return (1e3 * seconds).tolist()

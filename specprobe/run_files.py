@@ -1,4 +1,4 @@
-"""Where runs are kept: `.specprobe/runs/`, newest last."""
+"""Where runs and recommendations are kept: `.specprobe/runs/`, `.specprobe/recommendations/`, newest last."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from specprobe.errors import SpecprobeError
-from specprobe.paths import file_errors, remove_files, runs_folder, write_private
+from specprobe.paths import file_errors, recommendations_folder, remove_files, runs_folder, write_private
 
 # In the name of a run that holds prompts and responses, so that `clean` finds it.
 WITH_TEXT = "-with-text"
@@ -15,11 +15,7 @@ WITH_TEXT = "-with-text"
 
 def keep_run(document: str, out: Path | None, *, has_text: bool = False) -> Path:
     """Write a run to the project's folder, and to `out` where given; the file's name is the time in UTC."""
-    now = time.time_ns()
-    # Nanoseconds keep the order of runs that end in the same second.
-    moment = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now // 10**9))}-{now % 10**9:09d}"
-    path = runs_folder() / f"{moment}{WITH_TEXT if has_text else ''}.json"
-    write_private(path, document + "\n")
+    path = _keep(document, runs_folder(), WITH_TEXT if has_text else "")
     if out is not None:
         write_private(out.resolve(), document + "\n")
     return path
@@ -32,6 +28,28 @@ def remove_texts() -> tuple[int, int]:
     """
     root = runs_folder()
     return remove_files([*root.glob(f"*{WITH_TEXT}.json"), *root.glob(".*.json.*")], root)
+
+
+def keep_recommendation(document: str) -> Path:
+    """Write a recommendation to the project's folder, where `report` finds it."""
+    return _keep(document, recommendations_folder())
+
+
+def last_recommendation(run_digest: str) -> Path | None:
+    """The newest recommendation that was made from this run; None where there is none."""
+    with file_errors(recommendations_folder()):
+        kept = sorted(recommendations_folder().glob("*.json"), reverse=True)
+    # A whole document is parsed only where it can be the one.
+    return next((path for path in kept if run_digest.encode("ascii") in path.read_bytes()), None)
+
+
+def _keep(document: str, folder: Path, suffix: str = "") -> Path:
+    now = time.time_ns()
+    # Nanoseconds keep the order of documents that are made in the same second.
+    moment = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now // 10**9))}-{now % 10**9:09d}"
+    path = folder / f"{moment}{suffix}.json"
+    write_private(path, document + "\n")
+    return path
 
 
 def check_out(out: Path, option: str = "--out") -> None:

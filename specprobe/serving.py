@@ -24,6 +24,8 @@ from specprobe.step_cost import StepCost
 MAX_SEQUENCES = 1024
 # Every slot is to be filled a few times over, so that a steady stretch lies between filling and draining.
 ROUNDS_OF_SLOTS, FEWEST_ROUNDS_OF_SLOTS = 4, 2
+# At which distributions over requests and chunks are told.
+QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 # More output tokens tell nothing new and take seconds for each depth.
 MOST_TOKENS = 1_000_000
 
@@ -60,8 +62,9 @@ class Served:
     `steady_output_tokens_per_second`: while all slots are full, None where they never are; the other rate is over the
     whole run. `batch`, `largest_batch`: sequences in a step that decodes. `memory_bound`: whether requests waited
     because the cache was full, or lost their place in it. `itl`: gaps between stream chunks; None where no response has
-    a second token. `latency_seconds` [R]: of each request. `falls_behind`: whether
-    requests wait ever longer for their first token, as where more arrive than can be served.
+    a second token. `ttft_quantiles_seconds`, `itl_quantiles_seconds` [Q]: at QUANTILES. `latency_seconds` [R]: of each
+    request. `falls_behind`: whether requests wait ever longer for their first token, as where more arrive than can be
+    served.
     """
 
     steady_output_tokens_per_second: float | None
@@ -80,6 +83,8 @@ class Served:
     p95_latency_seconds: float
     falls_behind: bool
     latency_seconds: Floats
+    ttft_quantiles_seconds: Floats
+    itl_quantiles_seconds: Floats | None
 
     @property
     def output_tokens_per_second(self) -> float:
@@ -171,6 +176,8 @@ def _served(result: LoadResult, max_sequences: int) -> Served:
         p95_latency_seconds=latency.p95,
         falls_behind=_falls_behind(result),
         latency_seconds=result.latency_seconds,
+        ttft_quantiles_seconds=np.quantile(result.ttft_seconds, QUANTILES),
+        itl_quantiles_seconds=np.quantile(result.gap_seconds, QUANTILES) if itl else None,
     )
 
 

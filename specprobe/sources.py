@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import io
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from gzip import BadGzipFile, GzipFile
 from pathlib import Path
@@ -80,6 +81,22 @@ def find_sources(names: Sequence[str]) -> Found:
     unique = {source.name: source for source in reversed(sources)}
     ordered = [source for source in sources if unique.get(source.name) is source]
     return Found(tuple(ordered), tuple(notices))
+
+
+def file_hashes(names: Sequence[str]) -> list[dict[str, str]]:
+    """Name and SHA-256 of every file behind the user's arguments, as it lies there.
+
+    A stream cannot be read twice, and what has gone since it was read has no hash: both are left out.
+    """
+    hashes = []
+    with suppress(SpecprobeError):
+        for source in find_sources(names).sources:
+            with suppress(OSError, ValueError):
+                if not source.is_hub and Path(source.name).is_file():
+                    with Path(source.name).open("rb") as file:
+                        digest = hashlib.file_digest(file, "sha256").hexdigest()
+                    hashes.append({"name": source.name, "sha256": digest})
+    return hashes
 
 
 def _is_folder(name: str) -> bool:

@@ -151,10 +151,11 @@ def render_groups(groups: Sequence[GroupResult]) -> Block:
 
 def render_concentration(found: Concentration) -> Block:
     """How few requests the gain comes from, in plain sentences."""
-    return Sentence("spread over requests", _concentration(found))
+    return Sentence("spread over requests", concentration_in_words(found))
 
 
-def _concentration(found: Concentration) -> str:
+def concentration_in_words(found: Concentration) -> str:
+    """How few requests the gain comes from, and who gains most and least."""
     requests = format_plural(found.requests, "request")
     if found.requests_for_half is None:
         return f"At depth {found.depth} none of {requests} gained anything."

@@ -49,6 +49,8 @@ def can_run(arguments: list[str]) -> bool:
         return False
     if {"--metrics", "--recommendation"} & set(arguments):
         return False
+    if arguments[0] == "report":
+        return "before.json" not in arguments
     if arguments[0] in ("inspect", "analyze"):
         return (ROOT / arguments[1]).exists()
     return True
@@ -126,9 +128,10 @@ def test_the_constraints_hold_every_pinned_dependency_in_range():
     )
     project = (ROOT / "pyproject.toml").read_text()
     assert pinned["torch"] == "2.13.0"
-    for name in ("typer", "rich", "numpy", "scipy", "numba", "torch", "transformers", "datasets", "gguf", "zstandard"):
-        assert name in pinned
-        assert re.search(rf'"{name}[>=]', project)
+    dependencies = re.search(r"^dependencies = \[(.*?)^\]", project, re.M | re.S).group(1)
+    names = set(re.findall(r'"([\w-]+)>=', dependencies))
+    assert {"typer", "numpy", "matplotlib"} < names
+    assert names <= pinned.keys()
 
 
 def test_the_drafter_of_the_docs_runs_as_shown(tmp_path, monkeypatch, capsys):

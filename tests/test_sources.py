@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -19,7 +20,7 @@ from specprobe import containers
 from specprobe.containers import Row, Skip, read_rows
 from specprobe.errors import SpecprobeError
 from specprobe.formats import TEXT_COLUMNS
-from specprobe.sources import Source, find_sources, open_source
+from specprobe.sources import Source, file_hashes, find_sources, open_source
 from specprobe.workload import inspect_workload, read_workload
 
 
@@ -151,6 +152,14 @@ def test_a_pipe_is_read_once_and_in_order(tmp_path: Path) -> None:
     writer.start()
     assert len(read_workload([str(pipe)]).prompts) == 2
     writer.join()
+
+
+def test_hashes_are_those_of_files_and_of_nothing_else(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl.gz"
+    log.write_bytes(gzip.compress(TWO, mtime=0))
+    hashes = file_hashes([str(tmp_path), "-", "hf:name"])
+    assert hashes == [{"name": str(log), "sha256": hashlib.sha256(log.read_bytes()).hexdigest()}]
+    assert file_hashes([str(tmp_path / "gone.jsonl")]) == []
 
 
 def test_names(tmp_path: Path) -> None:
