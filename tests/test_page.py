@@ -413,7 +413,7 @@ def test_report_says_what_is_wrong(folder, both, monkeypatch, capsys, arguments,
 
 def test_report_without_a_page_is_the_report_of_analyze_again(folder, both, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    status, out, _ = run_report(capsys, "run.json")
+    status, out, _ = run_report(capsys, "run.json", "--details")
     assert status == 0
     assert "engine rules" in out
     status, out, _ = run_report(capsys, "run.json", "--json")
