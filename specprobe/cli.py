@@ -128,8 +128,18 @@ def analyze(
     prompts: PromptsArgument,
     target: Annotated[
         str | None,
-        typer.Option("--target", help="Hub id or folder. Default: embedded, a SmolLM2-135M-Instruct."),
+        typer.Option(
+            "--target",
+            help="Hub id, folder, or a server that writes, such as http://localhost:8000/v1 (its key from "
+            "SPECPROBE_API_KEY). Default: embedded, a SmolLM2-135M-Instruct.",
+        ),
     ] = None,
+    server_model: Annotated[
+        str | None, typer.Option("--server-model", help="What the server calls the model. Default: its only one.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Seconds without a byte until the server counts as hanging.")
+    ] = defaults.TIMEOUT_SECONDS,
     drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -193,7 +203,9 @@ def analyze(
         ),
     ] = None,
     trust_remote_code: TrustOption = False,
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="Hub id or folder; for logged text.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Hub id or folder; for logged text, or a served model's.")
+    ] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     chat_template_kwargs: Annotated[
@@ -217,7 +229,7 @@ def analyze(
         typer.Option("--max-model-len", help="Context limit of the engine. Default: the target's."),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option("--batch-size", help="Responses generated together.")
+        int, typer.Option("--batch-size", help="Responses generated together; of a server: requests at once.")
     ] = defaults.BATCH_SIZE,
     seed: Annotated[int, typer.Option("--seed", help="Seed of sampled responses.")] = 0,
     in_flight: Annotated[
@@ -269,6 +281,8 @@ def analyze(
         batch_size=batch_size,
         seed=seed,
         in_flight=in_flight,
+        server_model=server_model,
+        timeout_seconds=timeout,
         read=ReadOptions(
             format=format_name,
             prompt_field=prompt_field,

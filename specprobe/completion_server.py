@@ -18,6 +18,8 @@ from specprobe.server import Server, TransientError, get_json, stream_events
 MOST_CHUNKS_A_TOKEN = 4
 # Letters of a token's text, at most: the longest of vocabularies are runs of blanks.
 MOST_LETTERS_A_TOKEN = 1024
+# Of a chat's chunk: what the model wrote besides the answer's text.
+APART_FROM_TEXT = ("reasoning_content", "reasoning", "tool_calls", "refusal")
 LARGEST_ID = 2**31 - 1
 Engine = Literal["vllm", "sglang", "llama.cpp", "unknown"]
 # What engines write into the list of models.
@@ -42,7 +44,8 @@ class Answer:
     """One streamed answer: when each chunk came, on `time.perf_counter`, and the tokens that the server counted.
 
     `token_ids`, `log_probs` (in nats, as the server computes them): of the output, None where not every chunk has
-    them. `finish_reason`: as the server says; None where it was stopped from here.
+    them. `finish_reason`: as the server says; None where it was stopped from here. `is_all_text`: False where the
+    model also wrote what is not in `text`: reasoning that the server keeps apart, tool calls.
     """
 
     chunk_times: tuple[float, ...]
@@ -52,6 +55,7 @@ class Answer:
     token_ids: tuple[int, ...] | None = None
     log_probs: tuple[float, ...] | None = None
     finish_reason: str | None = None
+    is_all_text: bool = True
 
 
 def find_model(server: Server, name: str | None) -> ServedModel:
@@ -108,6 +112,7 @@ def stream_completion(
         tuple(written.token_ids) if written.has_ids and written.token_ids else None,
         tuple(written.log_probs) if 0 < len(written.log_probs) == len(written.token_ids) else None,
         written.finish_reason,
+        written.is_all_text,
     )
 
 
@@ -121,6 +126,7 @@ class _Written:
         self.log_probs: list[float] = []
         self.has_ids = True
         self.finish_reason: str | None = None
+        self.is_all_text = True
 
     def add(self, server: Server, choice: dict[str, Any]) -> bool:
         """Take one chunk; whether it is of a token, and not only the end."""
@@ -129,6 +135,8 @@ class _Written:
         ids, reason = choice.get("token_ids"), choice.get("finish_reason")
         if isinstance(reason, str):
             self.finish_reason = reason
+        if isinstance(delta, dict) and any(delta.get(key) for key in APART_FROM_TEXT):
+            self.is_all_text = False
         if isinstance(text, str):
             self.text.append(text)
             self.length += len(text)
@@ -137,7 +145,7 @@ class _Written:
             self.log_probs += _log_probs(choice.get("logprobs"))
         elif text:
             self.has_ids = False
-        return bool(text or not reason)
+        return bool(text or ids or not reason)
 
 
 def checked_ids(server: Server, ids: Any) -> list[int]:

@@ -111,6 +111,11 @@ def _measured(
 
     recorded = run.target or {}
     name = options.target or recorded.get("name")
+    if options.target is None and recorded.get("kind") == "endpoint":
+        raise SpecprobeError(
+            "recommend: the run's target is a server, which cannot be timed here: predict it with --gpu NAME, time it "
+            "with specprobe calibrate --server URL and give the --cost file, or time a model here with --target"
+        )
     if name is None:
         raise SpecprobeError(
             "recommend: the run names no target to time; give --target MODEL to time it here, or --cost FILE"

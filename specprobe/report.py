@@ -37,6 +37,8 @@ from specprobe.units import (
 )
 
 BAR_WIDTH = 24
+# What a run says of its target besides the name: of a model here, or of a server.
+TARGET_DETAILS = ("dtype", "device", "engine", "version", "url")
 HIDDEN_SETTINGS = ("shared_tokens", "target_tokens", "draft_tokens", "equal_sizes")
 DRAFT_WORDS = {"greedy": "one-hot drafts", "sampled": "sampled drafts (expected counts)"}
 
@@ -119,7 +121,7 @@ def _what_was_measured(run: Run) -> RenderableType:
         )
     if run.target is not None:
         record = run.target
-        details = [str(record[key]) for key in ("dtype", "device") if record.get(key)]
+        details = [inert(str(record[key]), 120) for key in TARGET_DETAILS if record.get(key)]
         grid.add_row("target", Text(inert(str(record["name"]), 200) + (f" ({', '.join(details)})" if details else "")))
     if sampling := _sampling(run.settings):
         grid.add_row("sampling", Text(sampling))

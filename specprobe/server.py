@@ -11,14 +11,16 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import random
 import socket
 import ssl
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from specprobe.errors import SpecprobeError
@@ -31,6 +33,8 @@ LONGEST_BODY = 2**26
 # What servers answer to a field that they do not take.
 FIELD_REFUSED = (400, 422)
 QUOTED = 120
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,10 @@ class Server:
 
 class RefusedFieldError(SpecprobeError):
     """The server does not take a field of the request, or the request as a whole."""
+
+
+class NotFoundError(SpecprobeError):
+    """The server has nothing at this path, or no model of this name."""
 
 
 class TransientError(SpecprobeError):
@@ -232,7 +240,7 @@ def _refusal(server: Server, path: str, response: http.client.HTTPResponse) -> S
     if status in (401, 403):
         return SpecprobeError(f"{what}; set {KEY_VARIABLES[0]} to a key that it takes")
     if status == 404:
-        return SpecprobeError(f"{what}; check the path of {words.address} (most end in /v1) and --server-model")
+        return NotFoundError(f"{what}; check the path of {words.address} (most end in /v1) and --server-model")
     if status == 429:
         return TransientError(f"{what}; it limits requests: {words.load}", retry_after)
     if 300 <= status < 400:
@@ -268,3 +276,33 @@ def _told(server: Server, answer: Any) -> str:
         if isinstance(answer, dict) and key in answer:
             answer = answer[key]
     return server.quote(answer) if isinstance(answer, str) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How often a request is made before its failure counts, and how long is waited in between.
+
+    Each wait is twice the one before it, by up to a half longer or shorter, so that requests that failed together do
+    not come back together. A server that names a time is given it, up to `longest_wait_seconds`.
+    """
+
+    attempts: int = 6
+    first_wait_seconds: float = 1.0
+    longest_wait_seconds: float = 120.0
+
+    def ask(self, ask: Callable[[], Result], stopped: threading.Event) -> Result:
+        """What `ask` gives, after as many attempts as it takes; raises its last failure, or at once one that stays.
+
+        `stopped` ends the waiting, with the failure that it waited after.
+        """
+        for attempt in range(1, self.attempts + 1):
+            try:
+                return ask()
+            except TransientError as error:
+                wait = self.first_wait_seconds * 2 ** (attempt - 1) * random.uniform(0.5, 1.5)
+                wait = min(max(wait, error.retry_after_seconds or 0.0), self.longest_wait_seconds)
+                if attempt == self.attempts:
+                    raise SpecprobeError(f"{error}; gave up after {attempt} attempts") from None
+                if stopped.wait(wait):
+                    raise
+        raise AssertionError("no attempt was allowed")

@@ -38,6 +38,7 @@ class DraftContext:
     greedy: bool = True
     temperatures: tuple[float, ...] = ()
     distribution: TargetDistribution | None = None
+    elsewhere: bool = False
 
     @property
     def may_be_warm(self) -> bool:
@@ -65,6 +66,12 @@ class DraftContext:
 
     def needed_target(self, name: str) -> Target:
         """The target, or a SpecprobeError that says why the drafter needs it."""
+        if self.elsewhere:
+            raise SpecprobeError(
+                f"--drafter {name}: drafts from the target's hidden states, which a server keeps to itself; name the "
+                "checkpoint with --target where it fits (--responses logged replays the server's logged answers), or "
+                "replay ngram, suffix or draft:MODEL here"
+            )
         if self.target is None:
             raise SpecprobeError(
                 f"--drafter {name}: reads the target's hidden states or weights; name the target with --target"
