@@ -35,6 +35,7 @@ def side_by_side(
                 ended.put((numbered[0], work(numbered[1], stopped)))
             except BaseException as error:
                 ended.put(error)
+                stopped.set()
 
     # Daemons, so that Ctrl-C need not wait for answers that still come.
     for _ in range(min(count, len(items))):

@@ -26,7 +26,8 @@ class DraftContext:
     `target`: None where responses come from a log and no target is named. `greedy`, `sampled`: whether drafts are
     the likeliest tokens, and whether they are drawn from the draft distribution, above temperature 0. `depth`: the
     most tokens per round. `temperatures`: of the responses, where known. `distribution`: p of the target while it
-    wrote, for estimates of lower variance; filled with the responses.
+    wrote, for estimates of lower variance; filled with the responses. `elsewhere`: whether the target writes where its
+    states cannot be read.
     """
 
     target: Target | None
