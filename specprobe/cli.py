@@ -57,6 +57,13 @@ class PreferChoice(StrEnum):
     fast = "fast"
 
 
+class BackendChoice(StrEnum):
+    """Who writes responses on this machine."""
+
+    transformers = "transformers"
+    vllm = "vllm"
+
+
 class ResponsesChoice(StrEnum):
     """Where responses come from."""
 
@@ -178,6 +185,10 @@ def analyze(
     presence_penalty: Annotated[
         float, typer.Option("--presence-penalty", help="Off a logit whose token was written.")
     ] = 0.0,
+    backend: Annotated[
+        BackendChoice,
+        typer.Option("--backend", help="Who writes responses here: transformers, or the vllm package where it is."),
+    ] = BackendChoice.transformers,
     samples: Annotated[int, typer.Option("--samples", help="Responses to each prompt above temperature 0.")] = 1,
     responses: Annotated[
         ResponsesChoice,
@@ -281,6 +292,7 @@ def analyze(
         batch_size=batch_size,
         seed=seed,
         in_flight=in_flight,
+        backend=backend.value,
         server_model=server_model,
         timeout_seconds=timeout,
         read=ReadOptions(

@@ -122,7 +122,8 @@ def _measured(
         )
     stages.say(f"loading {inert(name, 200)} to time its rounds on this device")
     # An option counts; what the run recorded holds for the run's own target only.
-    dtype = options.dtype or (None if options.target else recorded.get("dtype"))
+    known = None if options.target or recorded.get("dtype") == "auto" else recorded.get("dtype")
+    dtype = options.dtype or known
     target = load_target(name, device=options.device, dtype=dtype)
     depth = max(acceptance.depth for acceptance in run.results)
     grid = plan_grid(concurrencies, depth, lengths.mean_context, target.record.max_position_embeddings)

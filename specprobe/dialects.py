@@ -66,7 +66,7 @@ class Dialect:
 
     def complete(self, request: Request, limit: int, sampling: Sampling, is_stopped: Callable[[], bool]) -> Response:
         """A response of at most `limit` tokens; raises TransientError where another attempt may do better."""
-        settings = {**request.processors.changed, **_seed(request, sampling)}
+        settings = {**request.processors.changed, **seed_of(request, sampling)}
         prompt = request.prompt
         if prompt is not None and prompt.messages:
             body: dict[str, Any] = {"messages": [_turn(m) for m in prompt.messages], **_tools(prompt)}
@@ -160,13 +160,13 @@ class VllmDialect(Dialect):
             "return_token_ids": True,
             "logprobs": 0,
             **asdict(request.processors),
-            **_seed(request, sampling),
+            **seed_of(request, sampling),
         }
         answer = self._stream(body, limit, sampling, is_stopped)
         if answer.token_ids is None:
             # Before 0.10.2 it does not know the field.
             return self._retokenized(answer, request)
-        log_probs = answer.log_probs if _is_plain(request, sampling) else None
+        log_probs = answer.log_probs if is_plain(request, sampling) else None
         return _response(answer.token_ids, log_probs, self._end(answer.finish_reason))
 
 
@@ -195,7 +195,7 @@ class SglangDialect(Dialect):
         if not isinstance(chosen, list) or not all(isinstance(one, list) and len(one) >= 2 for one in chosen):
             raise TransientError(f"{self.server.name}: an answer without its tokens; look into the server's log")
         ids = checked_ids(self.server, [one[1] for one in chosen])
-        log_probs = [one[0] for one in chosen] if _is_plain(request, sampling) else None
+        log_probs = [one[0] for one in chosen] if is_plain(request, sampling) else None
         return _response(ids, log_probs, self._end(reason.get("type") if isinstance(reason, dict) else reason))
 
 
@@ -245,7 +245,7 @@ class LlamaCppDialect(Dialect):
             **settings,
             "repeat_penalty": repeat_penalty,
             "repeat_last_n": request.rule.penalty_window or -1,
-            **_seed(request, sampling),
+            **seed_of(request, sampling),
         }
         answer = post_json(self.server, f"{self.server.root}/completion", body)
         if not isinstance(answer, dict):
@@ -253,7 +253,7 @@ class LlamaCppDialect(Dialect):
         ids = checked_ids(self.server, answer.get("tokens"))
         told = answer.get("completion_probabilities")
         log_probs = None
-        if _is_plain(request, sampling) and isinstance(told, list):
+        if is_plain(request, sampling) and isinstance(told, list):
             log_probs = [one.get("logprob") if isinstance(one, dict) else None for one in told]
         return _response(ids, log_probs, self._end(answer.get("stop_type")))
 
@@ -297,7 +297,7 @@ def _tools(prompt: Prompt) -> dict[str, Any]:
     return {"tools": json.loads(json.dumps(prompt.tools, default=dict))} if prompt.tools else {}
 
 
-def _seed(request: Request, sampling: Sampling) -> dict[str, int]:
+def seed_of(request: Request, sampling: Sampling) -> dict[str, int]:
     """A seed of its own for each request, and none where nothing is drawn."""
     if sampling.temperature == 0:
         return {}
@@ -305,7 +305,7 @@ def _seed(request: Request, sampling: Sampling) -> dict[str, int]:
     return {"seed": int.from_bytes(hashlib.sha256(words).digest()[:4], "little") // 2}
 
 
-def _is_plain(request: Request, sampling: Sampling) -> bool:
+def is_plain(request: Request, sampling: Sampling) -> bool:
     """Whether the raw log-probabilities that servers give are those of what was sampled from (or of temperature 0)."""
     return request.processors == PLAIN and sampling.temperature in (0, 1)
 

@@ -53,7 +53,7 @@ class Endpoint:
         self._encoded: dict[int, tuple[Prompt, TokenIds | UnrenderableError]] = {}
         self._differing = 0
         self.tokenizer = tokenizer
-        self.engine = self._model.engine
+        self.engine: str = self._model.engine
         self.engine_version = self._model.version
 
     @property
@@ -92,6 +92,9 @@ class Endpoint:
                 "--chat-template-kwargs are not the served model's; the server's tokens were used",
             ),
         )
+
+    def close(self) -> None:
+        """Nothing is held: each request has a connection of its own."""
 
     def encode_all(self, prompts: Sequence[Prompt]) -> list[TokenIds | UnrenderableError]:
         """The ids of each prompt, from the server or from the tokenizer; each is asked for once."""

@@ -143,7 +143,8 @@ def _comparable(run: Run) -> dict[str, Any]:
 
 def _identity(target: Mapping[str, Any]) -> tuple[str, ...]:
     """What tells one target from another: a server may move, but not change its model."""
-    return ("model", "engine", "version") if target.get("kind") == "endpoint" else ("fingerprint", "dtype")
+    kinds = {"endpoint": ("model", "engine", "version"), "backend": ("name", "engine", "version", "dtype")}
+    return kinds.get(str(target.get("kind")), ("fingerprint", "dtype"))
 
 
 def _prompt_differences(a: Run, b: Run) -> list[Difference]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specprobe.store import TrajectoryStore
     from specprobe.target import Target
     from specprobe.tokens import Tokenizer
-    from specprobe.writing import Progress
+    from specprobe.writing import Elsewhere, Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Origin:
     tokenizer: Tokenizer | None
     profile: Profile
     notices: tuple[Notice, ...] = ()
-    elsewhere: Endpoint | None = None
+    elsewhere: Elsewhere | None = None
 
     @property
     def max_positions(self) -> int | None:
@@ -144,12 +144,27 @@ def _writing_origin(
     if options.processors.truncates and not any(group.temperature for group in requests.sets):
         unused = Notice("cuts_without_temperature", "top-k, top-p and min-p change nothing at temperature 0")
         notices = (*notices, unused)
-    if options.is_served:
-        endpoint = _open_endpoint(options, stages, model_free=model_free)
-        notices = (*notices, *_other_rules(endpoint, profile), *requests.notices)
-        return Origin("generated", requests, None, endpoint.tokenizer, profile, notices, endpoint)
+    if options.is_served or options.backend == "vllm":
+        writer = _open_elsewhere(options, stages, model_free=model_free)
+        notices = (*notices, *_other_rules(writer, profile), *requests.notices)
+        return Origin("generated", requests, None, writer.tokenizer, profile, notices, writer)
     target = _load_target(options, stages)
     return Origin("generated", requests, target, target.tokenizer, profile, (*notices, *requests.notices))
+
+
+def _open_elsewhere(options: AnalyzeOptions, stages: Stages, *, model_free: bool) -> Elsewhere:
+    if options.is_served:
+        return _open_endpoint(options, stages, model_free=model_free)
+    from specprobe.vllm_backend import VllmWriter
+
+    return VllmWriter(
+        options.target,
+        options.load,
+        template_kwargs=options.template_kwargs,
+        max_model_len=options.max_model_len,
+        batch_size=options.batch_size,
+        stages=stages,
+    )
 
 
 def _open_endpoint(options: AnalyzeOptions, stages: Stages, *, model_free: bool) -> Endpoint:
@@ -175,24 +190,24 @@ def _open_endpoint(options: AnalyzeOptions, stages: Stages, *, model_free: bool)
     return endpoint
 
 
-def _other_rules(endpoint: Endpoint, profile: Profile) -> tuple[Notice, ...]:
+def _other_rules(writer: Elsewhere, profile: Profile) -> tuple[Notice, ...]:
     """A warning where the server is another engine than the one whose rules are replayed."""
-    if endpoint.engine == "unknown":
+    if writer.engine == "unknown":
         return ()
-    served = resolve_profile(endpoint.engine)
+    served = resolve_profile(writer.engine)
     try:
-        served = resolve_profile(f"{endpoint.engine}@{endpoint.engine_version}")
+        served = resolve_profile(f"{writer.engine}@{writer.engine_version}")
     except SpecprobeError:
         # A build without a version number.
         if served.engine == profile.engine:
             return ()
     if served.name == profile.name:
         return ()
-    version = f" {endpoint.engine_version}" if endpoint.engine_version else ""
+    version = f" {writer.engine_version}" if writer.engine_version else ""
     return (
         Notice(
             "other_engine_serves",
-            f"the server is {endpoint.engine}{version}, and the rules of {profile.name} were replayed: --engine "
+            f"{writer.engine}{version} wrote the responses, and the rules of {profile.name} were replayed: --engine "
             f"{served.name} replays its own",
         ),
     )
@@ -326,6 +341,8 @@ def _generated(
         if found.reused:
             stages.say(f"{found.reused} responses at temperature {temperature:g} were there already")
         sets.append(found)
+    if origin.elsewhere is not None:
+        origin.elsewhere.close()
     return Sources(origin, tuple(sets), notices=origin.notices)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specprobe.defaults import BATCH_SIZE, MAX_NEW_TOKENS
 from specprobe.processors import DEFAULT_RULE, PLAIN, ProcessingRule, Processors
@@ -103,6 +103,20 @@ class Writer(Protocol):
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Generated:
         """A response to each request (distinct ones); what is finished is kept in `store` at once, and reused."""
+
+
+class Elsewhere(Writer, Protocol):
+    """A writer that keeps weights and states to itself: a server, or another engine."""
+
+    engine: str
+    engine_version: str
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """What a run keeps of the target."""
+
+    def close(self) -> None:
+        """Give back what it holds; nothing is written any more."""
 
 
 class Tally:

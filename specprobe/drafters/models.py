@@ -69,9 +69,9 @@ class DraftContext:
         """The target, or a SpecprobeError that says why the drafter needs it."""
         if self.elsewhere:
             raise SpecprobeError(
-                f"--drafter {name}: drafts from the target's hidden states, which a server keeps to itself; name the "
-                "checkpoint with --target where it fits (--responses logged replays the server's logged answers), or "
-                "replay ngram, suffix or draft:MODEL here"
+                f"--drafter {name}: drafts from the target's hidden states, which a server or another engine keeps to "
+                "itself; name the checkpoint with --target where it fits (--responses logged replays the server's "
+                "logged answers), or replay ngram, suffix or draft:MODEL here"
             )
         if self.target is None:
             raise SpecprobeError(
