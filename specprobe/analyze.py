@@ -307,6 +307,14 @@ def _all_notices(
                 )
             )
     temperatures = sources.origin.temperatures
+    if sources.origin.elsewhere is not None and any(temperatures):
+        notices.append(
+            Notice(
+                "target_distribution_unknown",
+                "another engine wrote the responses, so the target's probabilities above temperature 0 are not known: "
+                "drafts are greedy, and there are no estimates of lower variance",
+            )
+        )
     for temperature, found in zip(temperatures, sources.sets, strict=True):
         where = f"temperature {temperature:g}: " if len(temperatures) > 1 else ""
         notices += [*found.notices, *check_responses(found.trajectories, where)]
