@@ -321,28 +321,30 @@ def _generated(
     if origin.target is not None:
         _check_vocabulary((token_ids(p.token_ids) for p in given if p.token_ids is not None), origin.target)
     sets = []
-    for group in origin.requests.sets:
-        temperature = group.temperature
-        with stages.track(f"generating at temperature {temperature:g}", 1.0) as advance:
-            found = generated_trajectories(
-                group.prompts,
-                writer,
-                temperature=temperature,
-                asked=group.asked,
-                samples=options.samples,
-                rule=origin.profile.processing,
-                seed=options.seed,
-                max_new_tokens=options.max_new_tokens,
-                max_model_len=options.max_model_len,
-                batch_size=options.batch_size,
-                store=store,
-                on_progress=_advancing(advance),
-            )
-        if found.reused:
-            stages.say(f"{found.reused} responses at temperature {temperature:g} were there already")
-        sets.append(found)
-    if origin.elsewhere is not None:
-        origin.elsewhere.close()
+    try:
+        for group in origin.requests.sets:
+            temperature = group.temperature
+            with stages.track(f"generating at temperature {temperature:g}", 1.0) as advance:
+                found = generated_trajectories(
+                    group.prompts,
+                    writer,
+                    temperature=temperature,
+                    asked=group.asked,
+                    samples=options.samples,
+                    rule=origin.profile.processing,
+                    seed=options.seed,
+                    max_new_tokens=options.max_new_tokens,
+                    max_model_len=options.max_model_len,
+                    batch_size=options.batch_size,
+                    store=store,
+                    on_progress=_advancing(advance),
+                )
+            if found.reused:
+                stages.say(f"{found.reused} responses at temperature {temperature:g} were there already")
+            sets.append(found)
+    finally:
+        if origin.elsewhere is not None:
+            origin.elsewhere.close()
     return Sources(origin, tuple(sets), notices=origin.notices)
 
 

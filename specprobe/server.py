@@ -32,6 +32,8 @@ LONGEST_LINE = 2**24
 LONGEST_BODY = 2**26
 # What servers answer to a field that they do not take.
 FIELD_REFUSED = (400, 422)
+# Request timeout, too early.
+COME_AGAIN = (408, 425)
 QUOTED = 120
 
 Result = TypeVar("Result")
@@ -65,7 +67,8 @@ class Server:
     @property
     def name(self) -> str:
         """Its address, as errors and records have it."""
-        return f"http{'s' if self.secure else ''}://{self.host}:{self.port}{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http{'s' if self.secure else ''}://{host}:{self.port}{self.path}"
 
     @property
     def root(self) -> str:
@@ -207,11 +210,13 @@ def _answer(
         yield response
     except ssl.SSLError as error:
         reason = inert(str(error.reason or error), 80)
-        raise SpecprobeError(
+        # A wrong certificate stays wrong.
+        kind_of_failure = SpecprobeError if isinstance(error, ssl.SSLCertVerificationError) else TransientError
+        raise kind_of_failure(
             f"{server.name}: no secure connection ({reason}); check the certificate, or http"
         ) from None
     except socket.gaierror:
-        raise SpecprobeError(f"{server.name}: no host of this name; check {address}") from None
+        raise TransientError(f"{server.name}: no host of this name; check {address}") from None
     except ConnectionRefusedError:
         raise TransientError(f"{server.name}: refuses connections; start the server, or check host and port") from None
     except TimeoutError:
@@ -247,7 +252,7 @@ def _refusal(server: Server, path: str, response: http.client.HTTPResponse) -> S
         return SpecprobeError(f"{what}; it sends elsewhere: give the final address as {words.address}")
     if status in FIELD_REFUSED:
         return RefusedFieldError(f"{what}; its limits may be below {words.lengths}")
-    if status >= 500:
+    if status >= 500 or status in COME_AGAIN:
         return TransientError(f"{what}; look into the server's log", retry_after)
     return SpecprobeError(f"{what}; check {words.address}")
 

@@ -121,8 +121,10 @@ class VllmWriter:
         return Generated(tuple(responses[i] for i in range(len(requests))), tally.reused)
 
     def close(self) -> None:
-        """Give back what the engine holds: drafters need the memory."""
-        self._llm = None
+        """End the engine's processes: drafters need the memory, and Python would wait for them when it exits."""
+        if self._llm is not None:
+            self._llm.llm_engine.engine_core.shutdown()
+            self._llm = None
 
     def _generate(
         self, requests: Sequence[Request], limits: Sequence[int], sampling: Sampling, missing: Sequence[int]

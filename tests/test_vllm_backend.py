@@ -31,7 +31,7 @@ class LLM:
             raise RuntimeError("no memory\\nat all")
         with open("started.jsonl", "a") as file:
             file.write(json.dumps(options) + "\\n")
-        self.llm_engine = self
+        self.llm_engine = self.engine_core = self
         self.waiting = []
 
     def add_request(self, name, prompt, parameters):
@@ -39,6 +39,9 @@ class LLM:
             settings = {k: v for k, v in parameters.settings.items() if k != "output_kind"}
             file.write(json.dumps(settings) + "\\n")
         self.waiting.append((name, prompt["prompt_token_ids"], parameters.settings["max_tokens"]))
+
+    def shutdown(self):
+        open("ended", "a").write("x")
 
     def has_unfinished_requests(self):
         return bool(self.waiting)
@@ -107,7 +110,7 @@ def test_responses_come_from_the_package_and_are_kept(folder, capfd):
     assert (started["model"], started["max_num_seqs"], started["max_model_len"]) == ("toy", 4, 100)
     assert all(asked["top_p"] == 1.0 and asked["repetition_penalty"] == 1.0 for asked in lines("asked.jsonl"))
     assert analyze(capfd, "--batch-size", "4", "--max-model-len", "100")[1] == out
-    assert len(lines("started.jsonl")) == 1
+    assert len(lines("started.jsonl")) == len(Path("ended").read_text()) == 1
 
 
 def test_responses_finished_before_an_interruption_are_not_written_again(folder, capfd, monkeypatch):
@@ -124,6 +127,7 @@ def test_responses_finished_before_an_interruption_are_not_written_again(folder,
     with monkeypatch.context() as patched:
         patched.setattr(SettingsStore, "append", interrupted)
         assert analyze(capfd)[0] == 130
+    assert Path("ended").exists()
     Path("asked.jsonl").unlink()
     assert analyze(capfd)[0] == 0
     assert len(lines("asked.jsonl")) == 4
