@@ -43,7 +43,7 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
     files = file_hashes(options.prompts)
     model_free = all(is_model_free(drafter) for drafter in drafters)
     origin = open_origin(options, profile, workload.prompts, stages, model_free=model_free)
-    max_model_len = context_limit(options, origin.target)
+    max_model_len = context_limit(options, origin)
     if max_model_len is not None:
         check_depth_fits(options.depth, max_model_len)
     samplings = _draft_samplings(options, profile, origin, model_free=model_free)
@@ -57,6 +57,7 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
         greedy="greedy" in samplings,
         temperatures=origin.temperatures,
         distribution=_distribution(origin),
+        elsewhere=origin.elsewhere is not None,
     )
     # What does not fit is refused before hours go into responses.
     opened = open_all(drafters, context)
@@ -70,14 +71,14 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
         samplings,
         Limits(
             max_model_len,
-            origin.tokenizer.eos_ids if origin.tokenizer else (),
+            _end_ids(sources),
             _response_limit(options, origin) if profile.drafts_within_request else None,
         ),
         stages,
     )
     return Run(
         workload=_workload_record(options, workload, files, sources),
-        target=asdict(origin.target.record) if origin.target else None,
+        target=origin.record,
         engine_profile=profile.name,
         settings=_settings_record(options, profile, sources, samplings, max_model_len),
         responses=tuple(
@@ -89,10 +90,20 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
     )
 
 
+def _end_ids(sources: Sources) -> tuple[int, ...]:
+    """The tokens that end a response: the tokenizer's, else those that ended one."""
+    if sources.origin.tokenizer is not None:
+        return sources.origin.tokenizer.eos_ids
+    works = [trajectory for found in sources.sets for trajectory in found.trajectories]
+    return tuple(sorted({int(t.output_ids[-1]) for t in works if t.finish_reason == "stop"}))
+
+
 def _draft_samplings(
     options: AnalyzeOptions, profile: Profile, origin: Origin, *, model_free: bool
 ) -> tuple[DraftSampling, ...]:
     """How models draft above temperature 0: as asked, else every way that the engine offers and the text allows."""
+    if origin.elsewhere is not None and any(origin.temperatures) and not model_free:
+        return _greedy_only(options, profile)
     if options.draft_samplings is not None:
         return options.draft_samplings
     # Sampled drafts are held against the target's probability of the text, which only a target knows.
@@ -109,6 +120,18 @@ def _draft_samplings(
 def _response_limit(options: AnalyzeOptions, origin: Origin) -> int | None:
     """Where responses were cut; None where a log does not say."""
     return options.max_new_tokens if origin.mode == "generated" else options.logged_cut_at
+
+
+def _greedy_only(options: AnalyzeOptions, profile: Profile) -> tuple[DraftSampling, ...]:
+    """Greedy drafts are held against the text alone; sampled ones against p of all tokens, which no server gives."""
+    if "sampled" in (options.draft_samplings or ()) or not profile.greedy_drafts:
+        asked = "--draft-sampling sampled" if options.draft_samplings else f"--engine {options.engine}"
+        raise SpecprobeError(
+            f"{asked}: drafts drawn from a distribution are held against the target's probability of every token, as "
+            "it is after temperature and cuts, which is known only where the target runs here; use --draft-sampling "
+            "greedy with an engine that has it, or a --target that is a model"
+        )
+    return ("greedy",)
 
 
 def _distribution(origin: Origin) -> TargetDistribution | None:
@@ -314,6 +337,14 @@ def _all_notices(
                 )
             )
     temperatures = sources.origin.temperatures
+    if sources.origin.elsewhere is not None and any(temperatures):
+        notices.append(
+            Notice(
+                "target_distribution_unknown",
+                "another engine wrote the responses, so the target's probabilities above temperature 0 are not known: "
+                "drafts are greedy, and there are no estimates of lower variance",
+            )
+        )
     for temperature, found in zip(temperatures, sources.sets, strict=True):
         where = f"temperature {temperature:g}: " if len(temperatures) > 1 else ""
         notices += [*found.notices, *check_responses(found.trajectories, where)]

@@ -18,7 +18,6 @@ from specprobe.bench_client import Asking, Served, Written, ask, closed_loop, wa
 from specprobe.bench_conclusions import Bench, Examined, Greedy, conclude
 from specprobe.bench_counters import ServerCounters, SpecCounters, parse_metrics
 from specprobe.bench_document import bench_document
-from specprobe.bench_http import get_json, parse_address, read_metrics
 from specprobe.bench_plan import ARMS, Arm, BenchPlan, Pass
 from specprobe.bench_predict import Predicted, predict, read_recommendation, recommended
 from specprobe.bench_replay import Replayed, ReplayOptions, replay_answers
@@ -34,7 +33,6 @@ from specprobe.bench_texts import (
     score,
     tail,
 )
-from specprobe.completion_server import Server
 from specprobe.cost_sources import CostOptions
 from specprobe.documents import dump_document
 from specprobe.drafters import parse_drafter
@@ -46,6 +44,7 @@ from specprobe.progress import Advance, Stages
 from specprobe.prompt import Prompt
 from specprobe.run_files import check_out
 from specprobe.scan import ReadOptions
+from specprobe.server import CALIBRATE, Server, get_text, parse_server
 from specprobe.workload import Workload, read_workload
 
 # Answers of each arm that are scored under the target, and prompts that are also asked greedily at T > 0: enough for a
@@ -108,10 +107,10 @@ def run_bench(options: BenchOptions, stages: Stages) -> Bench:
         max_prompts=options.read.max_prompts,
     )
     servers: dict[Arm, Server] = {
-        arm: parse_address(
+        arm: parse_server(
             options.urls[arm],
             timeout_seconds=options.timeout_seconds,
-            option="--server" if arm == "plain" or options.commands else "--speculative",
+            words=replace(CALIBRATE, address="--server" if arm == "plain" or options.commands else "--speculative"),
         )
         for arm in ARMS
     }
@@ -234,7 +233,7 @@ class _Desk:
     def _check_arm(self, arm: Arm, server: Server) -> None:
         """Refuse a server that does the other arm's work, where its counters tell."""
         if arm == "plain":
-            self._max_model_len = _context_limit(server, self._fleet.models[arm].name)
+            self._max_model_len = self._fleet.models[arm].max_model_len
         counters = _counters(server)
         if counters is None or counters.engine != "vllm":
             return
@@ -399,14 +398,7 @@ def _from(advance: Advance, finished: int) -> Callable[[float], None]:
 
 
 def _counters(server: Server) -> ServerCounters | None:
-    text = read_metrics(server)
-    return None if text is None else parse_metrics(text)
-
-
-def _context_limit(server: Server, model: str) -> int | None:
-    """vLLM tells it beside the model's name; others need not."""
-    for one in get_json(server, "/models")["data"]:
-        limit = one.get("max_model_len")
-        if one.get("id") == model and type(limit) is int and limit > 0:
-            return limit
-    return None
+    try:
+        return parse_metrics(get_text(server, f"{server.root}/metrics"))
+    except SpecprobeError:
+        return None

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from specprobe.bench_counters import SpecCounters, counters_of_request
-from specprobe.bench_http import stream
-from specprobe.completion_server import MOST_CHUNKS_A_TOKEN, Server
+from specprobe.completion_server import MOST_CHUNKS_A_TOKEN
 from specprobe.engine_probe import THREAD_NAME, random_words
 from specprobe.errors import SpecprobeError
 from specprobe.prompt import Message, Prompt
+from specprobe.server import Server, stream_events
 
 Asked = TypeVar("Asked")
 # Of a warm-up answer: enough rounds to draft in, and to bring up every kernel of a batch.
@@ -159,11 +159,11 @@ def ask(
     path, body = asking.body(prompt, salt=salt, seed=seed)
     start = time.perf_counter()
     reading = _Reading()
-    events = stream(asking.server, path, body)
+    events = stream_events(asking.server, asking.server.path + path, body)
     # Closed at once where it is left early, so that the server need not go on.
     with contextlib.closing(events):
-        for event in events:
-            reading.take(event, time.perf_counter())
+        for at, event in events:
+            reading.take(event, at)
             if is_stopped():
                 break
             if len(reading.times) > MOST_CHUNKS_A_TOKEN * asking.max_new_tokens:

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
-from specprobe.bench_http import get_json
 from specprobe.bench_plan import Arm
-from specprobe.completion_server import ServedModel, Server, find_model
+from specprobe.completion_server import ServedModel, find_model
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
 from specprobe.progress import Stages
+from specprobe.server import Server, get_json
 
 SECONDS_BETWEEN_LOOKS = 0.5
 # For a server that is told to end, and lets its requests and children finish.
@@ -173,7 +173,7 @@ def _group_lives(process: subprocess.Popen[bytes]) -> bool:
 
 def _answers(server: Server) -> bool:
     try:
-        get_json(server, "/models")
+        get_json(server, f"{server.path}/models")
     except SpecprobeError:
         return False
     return True

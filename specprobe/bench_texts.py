@@ -21,9 +21,8 @@ import numpy as np
 from scipy.special import stdtr
 
 from specprobe.bench_client import Written
-from specprobe.bench_http import post_json
-from specprobe.completion_server import RefusedFieldError, Server
 from specprobe.errors import SpecprobeError
+from specprobe.server import RefusedFieldError, Server, post_json
 
 # bfloat16 has 8 bits: logits from 16 to 32 lie 1/8 apart, and two roundings can move their difference by twice that.
 NEAR_TIE_NATS = 0.25
@@ -217,7 +216,7 @@ def score(server: Server, model: str, written: Written) -> Score | None:
         "prompt_logprobs": 1,
     }
     try:
-        answer = post_json(server, "/completions", body)
+        answer = post_json(server, f"{server.path}/completions", body)
         rows = answer["choices"][0]["prompt_logprobs"][len(written.prompt_ids) :]
         known = [[float(one["logprob"]) for one in row.values()] for row in rows]
         own = [float(row[str(token)]["logprob"]) for row, token in zip(rows, written.output_ids, strict=True)]
@@ -242,7 +241,7 @@ def tail(server: Server, model: str, written: Written, length: int) -> tuple[int
         "return_token_ids": True,
     }
     try:
-        ids = post_json(server, "/completions", body)["choices"][0]["token_ids"]
+        ids = post_json(server, f"{server.path}/completions", body)["choices"][0]["token_ids"]
     except (SpecprobeError, KeyError, IndexError, TypeError):
         return ()
     return tuple(ids) if isinstance(ids, list) and all(type(one) is int for one in ids) else ()

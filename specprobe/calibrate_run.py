@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from specprobe.calibrate import Calibration, calibrate_points, find_setup, write_cost
-from specprobe.completion_server import find_model, parse_server
+from specprobe.completion_server import find_model
 from specprobe.engine_probe import ProbePlan, probe_server
 from specprobe.errors import SpecprobeError
 from specprobe.measured_points import Timing, read_points
 from specprobe.paths import state_folder
 from specprobe.progress import Stages
 from specprobe.run_files import check_out
+from specprobe.server import parse_server
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,13 @@ class PreferChoice(StrEnum):
     fast = "fast"
 
 
+class BackendChoice(StrEnum):
+    """Who writes responses on this machine."""
+
+    transformers = "transformers"
+    vllm = "vllm"
+
+
 class ResponsesChoice(StrEnum):
     """Where responses come from."""
 
@@ -156,8 +163,18 @@ def analyze(
     prompts: PromptsArgument,
     target: Annotated[
         str | None,
-        typer.Option("--target", help="Hub id or folder. Default: embedded, a SmolLM2-135M-Instruct."),
+        typer.Option(
+            "--target",
+            help="Hub id, folder, or a server that writes, such as http://localhost:8000/v1 (its key from "
+            "SPECPROBE_API_KEY). Default: embedded, a SmolLM2-135M-Instruct.",
+        ),
     ] = None,
+    server_model: Annotated[
+        str | None, typer.Option("--server-model", help="What the server calls the model. Default: its only one.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Seconds without a byte until the server counts as hanging.")
+    ] = defaults.TIMEOUT_SECONDS,
     drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -198,6 +215,10 @@ def analyze(
     presence_penalty: Annotated[
         float, typer.Option("--presence-penalty", help="Off a logit whose token was written.")
     ] = 0.0,
+    backend: Annotated[
+        BackendChoice,
+        typer.Option("--backend", help="Who writes responses here: transformers, or the vllm package where it is."),
+    ] = BackendChoice.transformers,
     samples: Annotated[int, typer.Option("--samples", help="Responses to each prompt above temperature 0.")] = 1,
     responses: Annotated[
         ResponsesChoice,
@@ -224,7 +245,9 @@ def analyze(
         ),
     ] = None,
     trust_remote_code: TrustOption = False,
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", help="Hub id or folder; for logged text.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="Hub id or folder; for logged text, or a served model's.")
+    ] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     chat_template_kwargs: Annotated[
@@ -248,7 +271,7 @@ def analyze(
         typer.Option("--max-model-len", help="Context limit of the engine. Default: the target's."),
     ] = None,
     batch_size: Annotated[
-        int, typer.Option("--batch-size", help="Responses generated together.")
+        int, typer.Option("--batch-size", help="Responses generated together; of a server: requests at once.")
     ] = defaults.BATCH_SIZE,
     seed: Annotated[int, typer.Option("--seed", help="Seed of sampled responses.")] = 0,
     in_flight: Annotated[
@@ -310,6 +333,9 @@ def analyze(
         seed=seed,
         in_flight=in_flight,
         include_text=include_text,
+        backend=backend.value,
+        server_model=server_model,
+        timeout_seconds=timeout,
         read=ReadOptions(
             format=format_name,
             prompt_field=prompt_field,

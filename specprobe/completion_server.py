@@ -1,264 +1,206 @@
-"""A server that speaks the OpenAI completions protocol: what it is, and one streamed answer, each chunk with its time.
+"""A server that speaks the OpenAI completions protocol: which model and engine it is, and one streamed answer.
 
-Everything that can go wrong on the way is one line that says what to do. The API key comes from the environment only,
-goes into the Authorization header only, and is cut out of what a server's errors are quoted from.
+Engines put the ids and log-probabilities of tokens into their chunks where the request asks for them (vLLM:
+return_token_ids, logprobs); they are kept beside the time of each chunk.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
-import os
-import socket
-import ssl
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import urlsplit
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from specprobe.errors import SpecprobeError
-from specprobe.notices import inert
+from specprobe.server import Server, TransientError, get_json, stream_events
 
-KEY_VARIABLES = ("SPECPROBE_API_KEY", "OPENAI_API_KEY")
-LONGEST_LINE = 2**20
-LONGEST_BODY = 2**22
 # A token has one chunk; some servers send an empty one more here and there.
 MOST_CHUNKS_A_TOKEN = 4
-# What servers answer to a field that they do not take.
-FIELD_REFUSED = (400, 422)
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """Where completions are asked for. `timeout_seconds`: without a byte for so long, it counts as hanging."""
-
-    secure: bool
-    host: str
-    port: int
-    path: str
-    timeout_seconds: float
-    api_key: str = field(default="", repr=False)
-
-    @property
-    def name(self) -> str:
-        """As errors call it."""
-        return f"http{'s' if self.secure else ''}://{self.host}:{self.port}{self.path}"
+# Letters of a token's text, at most: the longest of vocabularies are runs of blanks.
+MOST_LETTERS_A_TOKEN = 1024
+# Of a chat's chunk: what the model wrote besides the answer's text.
+APART_FROM_TEXT = ("reasoning_content", "reasoning", "tool_calls", "refusal")
+LARGEST_ID = 2**31 - 1
+Engine = Literal["vllm", "sglang", "llama.cpp", "unknown"]
+# What engines write into the list of models.
+OWNERS: dict[str, Engine] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a server says of itself; `version` is empty where it does not."""
+    """What a server says of itself; `version` is empty where it does not.
+
+    `max_model_len`: the longest prompt with response in tokens; None where it does not say.
+    """
 
     name: str
     version: str
+    engine: Engine = "unknown"
+    max_model_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One streamed answer: when each chunk came, on `time.perf_counter`, and the tokens that the server counted."""
+    """One streamed answer: when each chunk came, on `time.perf_counter`, and the tokens that the server counted.
+
+    `token_ids`, `log_probs` (in nats, as the server computes them): of the output, None where not every chunk has
+    them. `finish_reason`: as the server says; None where it was stopped from here. `is_all_text`: False where the
+    model also wrote what is not in `text`: reasoning that the server keeps apart, tool calls.
+    """
 
     chunk_times: tuple[float, ...]
     prompt_tokens: int
     completion_tokens: int
-
-
-class RefusedFieldError(SpecprobeError):
-    """The server does not take a field of the request."""
-
-
-def parse_server(url: str, *, timeout_seconds: float) -> Server:
-    """The server of a base URL such as http://localhost:8000/v1. Raises SpecprobeError where it is none."""
-    remedy = "write for example http://localhost:8000/v1"
-    try:
-        parts = urlsplit(url.strip())
-        port = parts.port
-    except ValueError:
-        raise SpecprobeError(f"--server: not an address; {remedy}") from None
-    if parts.username is not None or parts.password is not None:
-        raise SpecprobeError(f"--server: holds a name or password; set {KEY_VARIABLES[0]} in the environment instead")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise SpecprobeError(f"--server {inert(url, 80)!r}: not the address of a server; {remedy}")
-    if not timeout_seconds > 0:
-        raise SpecprobeError(f"--timeout {timeout_seconds:g}: a number of seconds above 0")
-    key = next((value for name in KEY_VARIABLES if (value := os.environ.get(name, "").strip())), "")
-    if not key.isascii() or not (key.isprintable() or not key):
-        raise SpecprobeError(f"{' or '.join(KEY_VARIABLES)}: holds what no header may hold; set it again")
-    secure = parts.scheme == "https"
-    return Server(secure, parts.hostname, port or (443 if secure else 80), parts.path.rstrip("/"), timeout_seconds, key)
+    text: str = ""
+    token_ids: tuple[int, ...] | None = None
+    log_probs: tuple[float, ...] | None = None
+    finish_reason: str | None = None
+    is_all_text: bool = True
 
 
 def find_model(server: Server, name: str | None) -> ServedModel:
-    """The served model of this name, or the only one, with the server's version where it tells one."""
-    models = _get_json(server, f"{server.path}/models")
+    """The served model of this name, or the only one, with engine and version where the server tells them."""
+    models = get_json(server, f"{server.path}/models")
     listed = models.get("data") if isinstance(models, dict) else None
     if not isinstance(listed, list):
         raise SpecprobeError(
             f"{server.name}/models: no list of models; the address must end where /completions follows"
         )
-    names = [str(one["id"]) for one in listed if isinstance(one, dict) and "id" in one]
-    if name is None and len(names) != 1:
-        shown = ", ".join(inert(one) for one in names[:5]) or "none"
+    entries = {str(one["id"]): one for one in listed if isinstance(one, dict) and "id" in one}
+    shown = ", ".join(server.quote(one, 40) for one in list(entries)[:5]) or "none"
+    if name is None and len(entries) != 1:
         raise SpecprobeError(f"{server.name}: serves {shown}; name one with --server-model")
-    if name is not None and name not in names:
-        shown = ", ".join(inert(one) for one in names[:5]) or "none"
-        raise SpecprobeError(f"--server-model {inert(name)}: the server has {shown}")
-    return ServedModel(name or names[0], _version(server))
+    if name is not None and name not in entries:
+        raise SpecprobeError(f"--server-model {server.quote(name, 40)}: the server has {shown}")
+    chosen = name or next(iter(entries))
+    engine, version, limit = _engine(server, str(entries[chosen].get("owned_by", "")))
+    said = _whole(entries[chosen].get("max_model_len"))
+    return ServedModel(chosen, version, engine, said or limit)
 
 
-def stream_completion(server: Server, body: dict[str, Any], is_stopped: Callable[[], bool]) -> Answer:
+def stream_completion(
+    server: Server, body: dict[str, Any], is_stopped: Callable[[], bool], path: str = "completions"
+) -> Answer:
     """Ask for one streamed completion and read it to its end; `is_stopped` is asked at each chunk.
 
-    Raises RefusedFieldError where the server does not take a field, SpecprobeError for any other failure.
+    `path`: of the protocol, "completions" or "chat/completions". Raises RefusedFieldError where the server does not
+    take a field, TransientError for what may pass, SpecprobeError for any other failure.
     """
     times: list[float] = []
     usage: dict[str, Any] = {}
-    with _answer(server, "POST", f"{server.path}/completions", body) as response:
-        kind = response.headers.get_content_type()
-        if kind != "text/event-stream":
-            raise SpecprobeError(
-                f"{server.name}: answers without streaming ({inert(kind)}); use a server, and a way to it, that streams"
-            )
-        for event in _events(server, response):
-            now = time.perf_counter()
-            if is_stopped():
-                break
-            if event.get("usage"):
-                usage = event["usage"] if isinstance(event["usage"], dict) else {}
-            choices = event.get("choices")
-            if not isinstance(choices, list):
-                raise SpecprobeError(
-                    f"{server.name}: a chunk without choices; it does not speak the completions protocol"
-                )
+    written = _Written()
+    most_tokens = body["max_tokens"]
+    for now, event in stream_events(server, f"{server.path}/{path}", body):
+        if is_stopped():
+            break
+        if event.get("usage"):
+            usage = event["usage"] if isinstance(event["usage"], dict) else {}
+        choices = event.get("choices")
+        if not isinstance(choices, list):
+            raise TransientError(f"{server.name}: a chunk without choices; it does not speak the completions protocol")
+        for choice in choices:
             # The last chunk may carry nothing but why it ended.
-            if any(isinstance(one, dict) and (one.get("text") or not one.get("finish_reason")) for one in choices):
+            if isinstance(choice, dict) and written.add(server, choice):
                 times.append(now)
-            if len(times) > MOST_CHUNKS_A_TOKEN * body["max_tokens"]:
-                raise SpecprobeError(f"{server.name}: does not stop at max_tokens; look into the server's log")
-    return Answer(tuple(times), _count(usage, "prompt_tokens"), _count(usage, "completion_tokens"))
+        if len(times) > MOST_CHUNKS_A_TOKEN * most_tokens or written.length > MOST_LETTERS_A_TOKEN * most_tokens:
+            raise SpecprobeError(f"{server.name}: does not stop at max_tokens; look into the server's log")
+    return Answer(
+        tuple(times),
+        _whole(usage.get("prompt_tokens")),
+        _whole(usage.get("completion_tokens")),
+        "".join(written.text),
+        tuple(written.token_ids) if written.has_ids and written.token_ids else None,
+        tuple(written.log_probs) if 0 < len(written.log_probs) == len(written.token_ids) else None,
+        written.finish_reason,
+        written.is_all_text,
+    )
 
 
-def _count(usage: dict[str, Any], key: str) -> int:
-    value = usage.get(key)
+class _Written:
+    """What the chunks of one answer hold, put together."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.length = 0
+        self.token_ids: list[int] = []
+        self.log_probs: list[float] = []
+        self.has_ids = True
+        self.finish_reason: str | None = None
+        self.is_all_text = True
+
+    def add(self, server: Server, choice: dict[str, Any]) -> bool:
+        """Take one chunk; whether it is of a token, and not only the end."""
+        delta = choice.get("delta")
+        text = choice.get("text") if not isinstance(delta, dict) else delta.get("content")
+        ids, reason = choice.get("token_ids"), choice.get("finish_reason")
+        if isinstance(reason, str):
+            self.finish_reason = reason
+        if isinstance(delta, dict) and any(delta.get(key) for key in APART_FROM_TEXT):
+            self.is_all_text = False
+        if isinstance(text, str):
+            self.text.append(text)
+            self.length += len(text)
+        if ids is not None:
+            self.token_ids += checked_ids(server, ids)
+            self.log_probs += _log_probs(choice.get("logprobs"))
+        elif text:
+            self.has_ids = False
+        return bool(text or ids or not reason)
+
+
+def checked_ids(server: Server, ids: Any) -> list[int]:
+    """Token ids out of an answer; raises TransientError for what is none."""
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i <= LARGEST_ID for i in ids):
+        raise TransientError(f"{server.name}: token ids that are none; look into the server's log")
+    return ids
+
+
+def _log_probs(told: Any) -> list[float]:
+    """Of a chunk's tokens: completions have them as a list, chat has one object a token."""
+    if not isinstance(told, dict):
+        return []
+    content = told.get("content")
+    found = told.get("token_logprobs")
+    if isinstance(content, list):
+        found = [one.get("logprob") if isinstance(one, dict) else None for one in content]
+    return [float(p) for p in found if is_log_prob(p)] if isinstance(found, list) else []
+
+
+def is_log_prob(value: Any) -> bool:
+    """Whether this is a number that a log-probability can be, up to rounding."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value < 1e-3
+
+
+def _whole(value: Any) -> int:
+    """A count that a server told; 0 where it is none."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
 
 
-def _events(server: Server, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events, up to [DONE]."""
-    while line := response.readline(LONGEST_LINE):
-        # Comments keep a connection alive; other fields say nothing here.
-        if not line.startswith(b"data:"):
-            continue
-        data = line[5:].strip()
-        if data == b"[DONE]":
-            return
-        try:
-            event = json.loads(data)
-        except (ValueError, RecursionError):
-            raise SpecprobeError(f"{server.name}: a chunk that is not JSON; look into the server's log") from None
-        if not isinstance(event, dict):
-            raise SpecprobeError(
-                f"{server.name}: a chunk that is no object; it does not speak the completions protocol"
-            )
-        if event.get("error"):
-            raise SpecprobeError(f"{server.name}: an error in the stream: {_told(server, event)}; see the server's log")
-        yield event
-    raise SpecprobeError(f"{server.name}: the stream broke off before its end; look into the server's log")
+def _engine(server: Server, owner: str) -> tuple[Engine, str, int | None]:
+    """Engine, version and context limit, from what engines tell beside the protocol's path.
+
+    vLLM has /version, SGLang /server_info (once /get_server_info), llama.cpp /props.
+    """
+    told = OWNERS.get(owner)
+    version = _told_by(server, "version").get("version")
+    if isinstance(version, str) and told in (None, "vllm"):
+        return "vllm", server.quote(version, 40), None
+    for path in ("server_info", "get_server_info") if told in (None, "sglang") else ():
+        info = _told_by(server, path)
+        if isinstance(info.get("version"), str):
+            return "sglang", server.quote(info["version"], 40), _whole(info.get("context_length")) or None
+    props = _told_by(server, "props") if told in (None, "llama.cpp") else {}
+    settings = props.get("default_generation_settings")
+    if isinstance(settings, dict):
+        build = server.quote(str(props.get("build_info", "")), 40)
+        return "llama.cpp", build, _whole(settings.get("n_ctx")) or None
+    return told or "unknown", "", None
 
 
-def _get_json(server: Server, path: str) -> Any:
-    with _answer(server, "GET", path) as response:
-        try:
-            return json.loads(response.read(LONGEST_BODY))
-        except (ValueError, RecursionError):
-            raise SpecprobeError(f"{server.name}: what {inert(path)} answers is not JSON; check the address") from None
-
-
-def _version(server: Server) -> str:
-    """vLLM tells its version beside the protocol's path; others need not."""
+def _told_by(server: Server, path: str) -> dict[str, Any]:
+    """What a server tells at a path that it need not have; nothing where it does not."""
     try:
-        answer = _get_json(server, f"{server.path.removesuffix('/v1')}/version")
+        answer = get_json(server, f"{server.root}/{path}")
     except SpecprobeError:
-        return ""
-    version = answer.get("version") if isinstance(answer, dict) else None
-    return inert(version) if isinstance(version, str) else ""
-
-
-@contextmanager
-def _answer(
-    server: Server, method: str, path: str, body: dict[str, Any] | None = None
-) -> Iterator[http.client.HTTPResponse]:
-    """The answer to a request, with every failure as one line."""
-    kind = http.client.HTTPSConnection if server.secure else http.client.HTTPConnection
-    connection = kind(server.host, server.port, timeout=server.timeout_seconds)
-    headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
-    if server.api_key:
-        headers["Authorization"] = f"Bearer {server.api_key}"
-    try:
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
-        response = connection.getresponse()
-        if response.status != 200:
-            raise _refusal(server, path, response)
-        yield response
-    except ssl.SSLError as error:
-        reason = inert(str(error.reason or error), 80)
-        raise SpecprobeError(
-            f"{server.name}: no secure connection ({reason}); check the certificate, or http"
-        ) from None
-    except socket.gaierror:
-        raise SpecprobeError(f"{server.name}: no host of this name; check --server") from None
-    except ConnectionRefusedError:
-        raise SpecprobeError(f"{server.name}: refuses connections; start the server, or check host and port") from None
-    except TimeoutError:
-        raise SpecprobeError(
-            f"{server.name}: silent for {server.timeout_seconds:g} s; it may be overloaded; else raise --timeout"
-        ) from None
-    except http.client.HTTPException as error:
-        raise SpecprobeError(
-            f"{server.name}: does not speak HTTP as it should ({type(error).__name__}); check --server, and its log"
-        ) from None
-    except OSError as error:
-        reason = inert((error.strerror or str(error)).lower(), 80)
-        raise SpecprobeError(
-            f"{server.name}: the connection failed ({reason}); check that the server still runs"
-        ) from None
-    finally:
-        connection.close()
-
-
-def _refusal(server: Server, path: str, response: http.client.HTTPResponse) -> SpecprobeError:
-    """Any status but 200, by what can be done about it."""
-    status = response.status
-    told = _told(server, _json_or_text(response.read(LONGEST_BODY)))
-    what = f"{server.name}: status {status} from {inert(path)}{f' ({told})' if told else ''}"
-    if status in (401, 403):
-        return SpecprobeError(f"{what}; set {KEY_VARIABLES[0]} to a key that it takes")
-    if status == 404:
-        return SpecprobeError(f"{what}; check the path of --server (most end in /v1) and --server-model")
-    if status == 429:
-        return SpecprobeError(f"{what}; it limits requests: lower --concurrency, or measure a server of your own")
-    if 300 <= status < 400:
-        return SpecprobeError(f"{what}; it sends elsewhere: give the final address as --server")
-    if status in FIELD_REFUSED:
-        return RefusedFieldError(f"{what}; its limits may be below --context and --output-tokens")
-    if status >= 500:
-        return SpecprobeError(f"{what}; look into the server's log")
-    return SpecprobeError(f"{what}; check --server")
-
-
-def _json_or_text(body: bytes) -> Any:
-    text = body.decode("utf-8", "replace")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _told(server: Server, answer: Any) -> str:
-    """What a server gives as its reason, short and without the key."""
-    for key in ("error", "message", "detail"):
-        if isinstance(answer, dict) and key in answer:
-            answer = answer[key]
-    text = " ".join(answer.split()) if isinstance(answer, str) else ""
-    return inert(text.replace(server.api_key, "***") if server.api_key else text, 120)
+        return {}
+    return answer if isinstance(answer, dict) else {}

@@ -132,8 +132,14 @@ def drafter_specs(run: Run) -> list[str]:
 
 
 def timed_name(run: Run, options: CostOptions) -> str:
-    """The model to time: as asked, else the run's own. Raises SpecprobeError where neither is known."""
-    name = options.target or (run.target or {}).get("name")
+    """The model to time: as asked, else the run's own. Raises SpecprobeError where neither is known, or is a server."""
+    recorded = run.target or {}
+    name = options.target or recorded.get("name")
+    if options.target is None and recorded.get("kind") == "endpoint":
+        raise SpecprobeError(
+            "recommend: the run's target is a server, which cannot be timed here: predict it with --gpu NAME, time it "
+            "with specprobe calibrate --server URL and give the --cost file, or time a model here with --target"
+        )
     if name is None:
         raise SpecprobeError(
             "recommend: the run names no target to time; give --target MODEL to time it here, or --cost FILE"

@@ -4,5 +4,7 @@ ENGINE = "vllm"
 DEPTH = 8
 MAX_NEW_TOKENS = 256
 BATCH_SIZE = 16
+# Without a byte from a server; those that answer in one piece write all of it meanwhile.
+TIMEOUT_SECONDS = 300.0
 # Above 0; vLLM raises what lies between to it (sampling_params.py).
 SMALLEST_TEMPERATURE = 0.01

@@ -31,9 +31,10 @@ from specprobe.run import Run
 from specprobe.timings import kept_points
 from specprobe.trajectories import logged_trajectories, wanted_requests
 from specprobe.workload import read_workload
+from specprobe.writing import Request, Sampling
 
 if TYPE_CHECKING:
-    from specprobe.generate import PlannedBatch, Request
+    from specprobe.generate import PlannedBatch
     from specprobe.pace import Pace
     from specprobe.store import TrajectoryStore
     from specprobe.target import Target
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 JUST_NOW = "measured just now"
 PROBE = "a probe just now; at most, if every response runs to its limit"
 NOT_HERE = "the model is not on this machine yet, or not unpacked"
+ELSEWHERE = "an engine writes them, whose pace is not probed"
 OWN_MODEL = "drafts with a model, whose pace is not probed"
 
 
@@ -52,8 +54,10 @@ def plan_analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore
     workload = read_workload(options.prompts, **asdict(options.read))
     read = Step("read the prompts", len(workload.prompts), "prompts", JUST_NOW, time.perf_counter() - begin)
     model_free = all(is_model_free(drafter) for drafter in drafters)
+    if options.is_served or options.backend == "vllm":
+        return _without_model(options, read, workload.prompts, drafters, ELSEWHERE, model_free=model_free)
     if not _is_here(options.tokenizer if options.tokenizer is not None else options.target):
-        return _without_model(options, read, workload.prompts, drafters, model_free=model_free)
+        return _without_model(options, read, workload.prompts, drafters, NOT_HERE, model_free=model_free)
     begin = time.perf_counter()
     origin = open_origin(options, profile, workload.prompts, stages, model_free=model_free)
     loaded = time.perf_counter() - begin
@@ -127,7 +131,7 @@ def _plan_generated(
     stages: Stages,
     store: TrajectoryStore | None,
 ) -> Plan:
-    from specprobe.generate import Sampling, planned_batches
+    from specprobe.generate import planned_batches
     from specprobe.pace import batch_bytes, probe_pace
 
     target = origin.target
@@ -185,7 +189,7 @@ def _passes(planned: Sequence[tuple[float, list[PlannedBatch]]], pace: Pace | No
 
 def _plan_logged(options: AnalyzeOptions, origin: Origin, drafters: Sequence[Parsed], before: list[Step]) -> Plan:
     begin = time.perf_counter()
-    limit = context_limit(options, origin.target)
+    limit = context_limit(options, origin)
     sets = [
         logged_trajectories(
             group.prompts, origin.tokenizer, temperature=group.temperature, asked=group.asked, max_model_len=limit
@@ -212,18 +216,24 @@ def _plan_logged(options: AnalyzeOptions, origin: Origin, drafters: Sequence[Par
 
 
 def _without_model(
-    options: AnalyzeOptions, read: Step, prompts: Sequence[Prompt], drafters: Sequence[Parsed], *, model_free: bool
+    options: AnalyzeOptions,
+    read: Step,
+    prompts: Sequence[Prompt],
+    drafters: Sequence[Parsed],
+    why: str,
+    *,
+    model_free: bool,
 ) -> Plan:
-    """All that can be said before there is a tokenizer."""
+    """All that can be said before there is a tokenizer; `why` there is none."""
     answered = sum(prompt.has_answer for prompt in prompts)
-    is_logged = options.responses == "logged" or (
-        options.responses == "auto" and answered == len(prompts) and model_free
+    is_logged = why != ELSEWHERE and (
+        options.responses == "logged" or (options.responses == "auto" and answered == len(prompts) and model_free)
     )
     temperatures = options.temperatures if isinstance(options.temperatures, tuple) else (0.0,)
     count = answered if is_logged else sum(len(prompts) * (options.samples if t else 1) for t in temperatures)
     what = "cut the logged answers into tokens" if is_logged else "generate"
-    replays = [Step(f"replay {drafter.name}", count, "responses", NOT_HERE) for drafter in drafters]
-    return Plan("analyze", (read, Step(what, count, "responses", NOT_HERE), *replays))
+    replays = [Step(f"replay {drafter.name}", count, "responses", why) for drafter in drafters]
+    return Plan("analyze", (read, Step(what, count, "responses", why), *replays))
 
 
 def _replays(drafters: Sequence[Parsed], depth: int, count: int, tokens: int) -> list[Step]:

@@ -17,13 +17,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from specprobe.completion_server import Answer, RefusedFieldError, ServedModel, Server, stream_completion
+from specprobe.completion_server import Answer, ServedModel, stream_completion
 from specprobe.documents import dump_document, read_document
 from specprobe.errors import SpecprobeError
 from specprobe.measured_points import StepTiming, Timing, timing_of_row
 from specprobe.notices import inert
 from specprobe.paths import write_private
 from specprobe.progress import Stages
+from specprobe.server import RefusedFieldError, Server
 
 SCHEMA = "specprobe.points/1"
 LARGEST_CONCURRENCY = 256

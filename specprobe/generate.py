@@ -15,75 +15,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specprobe.defaults import BATCH_SIZE, MAX_NEW_TOKENS
 from specprobe.distribution import History, RowProcessors, entropy
 from specprobe.errors import SpecprobeError
 from specprobe.kv_cache import new_cache
-from specprobe.processors import DEFAULT_RULE, PLAIN, ProcessingRule, Processors
 from specprobe.store import Response, SettingsStore, TrajectoryStore
 from specprobe.target import Target
 from specprobe.trajectory import TokenIds, token_ids
+from specprobe.writing import Generated, Progress, Request, Sampling, Tally, digest, output_limit
 
 # Batches sorted together by length: enough for little padding, few enough that a longer workload keeps its batches.
 _WINDOW_BATCHES = 4
 # Prompt and response tokens of a batch at most, which bounds the memory of keys and values.
 _BATCH_TOKENS = 2**15
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the target writes. `max_model_len`: prompt and response together, in tokens; None: the model's own limit."""
-
-    temperature: float
-    seed: int = 0
-    max_new_tokens: int = MAX_NEW_TOKENS
-    max_model_len: int | None = None
-    batch_size: int = BATCH_SIZE
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Request:
-    """One response wanted: to which prompt [P], the how-manieth to that prompt, and what the request asks for.
-
-    `rule`: how the engine applies `processors`; the same for all. `max_new_tokens`: its own limit, below that of all.
-    """
-
-    prompt_ids: TokenIds
-    sample: int = 0
-    processors: Processors = PLAIN
-    max_new_tokens: int | None = None
-    rule: ProcessingRule = DEFAULT_RULE
-
-    @property
-    def key(self) -> str:
-        """A hash that says nothing about the prompt."""
-        asked = []
-        if self.processors != PLAIN:
-            shaped = (sorted(self.processors.changed.items()), self.rule.order, self.rule.penalty_window)
-            asked.append(repr(shaped).encode())
-        if self.max_new_tokens is not None:
-            asked.append(b"at most %d" % self.max_new_tokens)
-        return _digest(self.prompt_ids.astype("<i4").tobytes(), str(self.sample).encode(), *asked)
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far it is: tokens written, and at most to be written in all; responses finished, in all, from the disk."""
-
-    tokens: int
-    tokens_at_most: int
-    responses: int
-    responses_wanted: int
-    responses_reused: int
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """Responses in the order of the requests; `changed`: how many of an interrupted batch came out differently."""
-
-    responses: tuple[Response, ...]
-    reused: int
-    changed: int
 
 
 def generate(
@@ -99,25 +42,16 @@ def generate(
     A batch of which only a part is stored runs again as a whole, so that an interruption changes nothing; what is
     stored counts.
     """
-    limits = [output_limit(target, len(r.prompt_ids), sampling, r.max_new_tokens) for r in requests]
+    longest = target.record.max_position_embeddings
+    limits = [output_limit(longest, len(r.prompt_ids), sampling, r.max_new_tokens) for r in requests]
     kept = store.open(_settings(target, sampling)) if store else None
-    tally = _Tally(limits, on_progress)
+    tally = Tally(limits, on_progress)
     responses: dict[int, Response] = {}
     for batch in plan_batches([len(r.prompt_ids) for r in requests], limits, sampling.batch_size):
         rows = [_Row(requests[i], limits[i]) for i in batch]
         found = _finish_batch(target, rows, sampling, kept, tally)
         responses |= zip(batch, found, strict=True)
     return Generated(tuple(responses[i] for i in range(len(requests))), tally.reused, tally.changed)
-
-
-def output_limit(target: Target, prompt_tokens: int, sampling: Sampling, own_limit: int | None = None) -> int:
-    """How many tokens a response may have after a prompt of this length: 0 or less where the prompt does not fit.
-
-    `own_limit`: of the request.
-    """
-    limits = [n for n in (target.record.max_position_embeddings, sampling.max_model_len) if n is not None]
-    own = [] if own_limit is None else [own_limit]
-    return min([sampling.max_new_tokens, *own, *(n - prompt_tokens for n in limits)])
 
 
 def plan_batches(prompt_tokens: Sequence[int], limits: Sequence[int], batch_size: int) -> list[list[int]]:
@@ -154,50 +88,19 @@ class _Row:
     limit: int
 
 
-class _Tally:
-    """Counts for the progress callback."""
-
-    def __init__(self, limits: Sequence[int], on_progress: Callable[[Progress], None] | None) -> None:
-        self._at_most = sum(limits)
-        self._wanted = len(limits)
-        self._report = on_progress
-        self._tokens = self._finished = self.reused = self.changed = 0
-
-    def step(self, tokens: int) -> None:
-        """So many tokens were written."""
-        self._tokens += tokens
-        self._tell()
-
-    def finish(self, row: _Row, response: Response) -> None:
-        """A response that was being written is complete; what it left of its limit will not be written."""
-        self._finished += 1
-        self._at_most -= row.limit - len(response.output_ids)
-
-    def reuse(self, row: _Row, response: Response) -> None:
-        """A response came from the disk."""
-        self.reused += 1
-        self._tokens += len(response.output_ids)
-        self.finish(row, response)
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._report:
-            self._report(Progress(self._tokens, self._at_most, self._finished, self._wanted, self.reused))
-
-
 def _finish_batch(
     target: Target,
     rows: Sequence[_Row],
     sampling: Sampling,
     kept: SettingsStore | None,
-    tally: _Tally,
+    tally: Tally,
 ) -> list[Response]:
     keys = [row.request.key for row in rows]
-    batch = _digest(*(key.encode() for key in keys))
+    batch = digest(*(key.encode() for key in keys))
     stored = kept.load(batch) if kept else {}
     if all(key in stored for key in keys):
         for row, key in zip(rows, keys, strict=True):
-            tally.reuse(row, stored[key])
+            tally.reuse(row.limit, stored[key])
         return [stored[key] for key in keys]
     for tokens, finished in _steps(target, rows, sampling):
         for index, response in finished:
@@ -208,7 +111,7 @@ def _finish_batch(
                 stored[key] = response
                 if kept:
                     kept.append(batch, key, response)
-            tally.finish(rows[index], response)
+            tally.finish(rows[index].limit, response)
         tally.step(tokens)
     return [stored[key] for key in keys]
 
@@ -283,12 +186,12 @@ def planned_batches(
 ) -> list[PlannedBatch]:
     """What `generate` would do with these requests; nothing is written."""
     lengths = [len(r.prompt_ids) for r in requests]
-    limits = [output_limit(target, len(r.prompt_ids), sampling, r.max_new_tokens) for r in requests]
+    limits = [output_limit(target.max_positions, len(r.prompt_ids), sampling, r.max_new_tokens) for r in requests]
     kept = store.open(_settings(target, sampling)) if store else None
     planned = []
     for batch in plan_batches(lengths, limits, sampling.batch_size):
         keys = [requests[i].key for i in batch]
-        stored = kept.load(_digest(*(key.encode() for key in keys))) if kept else {}
+        stored = kept.load(digest(*(key.encode() for key in keys))) if kept else {}
         rows = tuple(lengths[i] for i in batch), tuple(limits[i] for i in batch)
         planned.append(PlannedBatch(*rows, sum(key in stored for key in keys)))
     return planned
@@ -423,7 +326,3 @@ def _settings(target: Target, sampling: Sampling) -> dict[str, Any]:
         "batch_size": sampling.batch_size,
         "batch_tokens": _BATCH_TOKENS,
     }
-
-
-def _digest(*parts: bytes) -> str:
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]

@@ -14,6 +14,7 @@ from specprobe.errors import SpecprobeError
 from specprobe.processors import PLAIN, Processors
 from specprobe.profiles import DraftSampling
 from specprobe.scan import ReadOptions
+from specprobe.server import is_address
 
 MAX_DEPTH = 64
 # More tell nothing new: what prompts differ by among themselves stays.
@@ -22,6 +23,7 @@ ONE_TEMPERATURE = (
     "--temperature: logged answers were sampled at one temperature; give that one, or --responses generate"
 )
 Responses = Literal["auto", "generate", "logged"]
+Backend = Literal["transformers", "vllm"]
 FromLog = Literal["log"]
 FROM_LOG: FromLog = "log"
 
@@ -30,13 +32,15 @@ FROM_LOG: FromLog = "log"
 class AnalyzeOptions:
     """Everything that decides what `analyze` does; refused where it makes no sense, before any work is done.
 
-    `target`: a Hub id or folder, None for the embedded one. `temperatures`: None for 0 where responses are
-    generated, and for what the log says where they are logged; FROM_LOG for each row's own, with its other sampling
-    settings. `processors`: what else requests ask for, where the log is not asked or does not say. `samples`:
-    responses to each prompt above temperature 0. `draft_sampling`: None for what the engine offers. `tokenizer`: for
-    logged text, None for the target's. `in_flight`: requests that write side by side, for what they share.
-    `include_text`: prompts and responses themselves go into the run. `logged_cut_at`: the token limit that logged
-    responses were asked for with, where it is known.
+    `target`: a Hub id or folder, or the address of a server; None for the embedded one. `backend`: who writes
+    responses where it is no server. `server_model`, `timeout_seconds`: of a server.
+
+    `temperatures`: None for 0 where responses are generated, and for what the log says where they are logged;
+    FROM_LOG for each row's own, with its other sampling settings. `processors`: what else requests ask for, where
+    the log is not asked or does not say. `samples`: responses to each prompt above temperature 0. `draft_sampling`:
+    None for what the engine offers. `tokenizer`: for logged text, None for the target's. `in_flight`: requests that
+    write side by side, for what they share. `include_text`: prompts and responses themselves go into the run.
+    `logged_cut_at`: the token limit that logged responses were asked for with, where it is known.
     """
 
     prompts: tuple[str, ...]
@@ -58,6 +62,9 @@ class AnalyzeOptions:
     seed: int = 0
     in_flight: int = 1
     include_text: bool = False
+    backend: Backend = "transformers"
+    server_model: str | None = None
+    timeout_seconds: float = defaults.TIMEOUT_SECONDS
     read: ReadOptions = field(default_factory=ReadOptions)
     logged_cut_at: int | None = None
 
@@ -82,12 +89,18 @@ class AnalyzeOptions:
         for name, text in (("target", self.target), ("tokenizer", self.tokenizer)):
             if text == "":
                 raise SpecprobeError(f"--{name}: is empty; give a folder or a Hub id, or leave it out")
-        if self.tokenizer is not None and self.responses == "generate":
+        self._check_server()
+        if self.tokenizer is not None and self.responses == "generate" and not self.is_served:
             raise SpecprobeError("--tokenizer: is for logged text; what is generated is cut by the target's own")
         if self.max_model_len is not None:
             check_depth_fits(self.depth, self.max_model_len)
-        if self.target is not None and self.tokenizer is not None:
+        if self.target is not None and self.tokenizer is not None and not self.is_served:
             raise SpecprobeError("--tokenizer: the target brings its own; leave --tokenizer or --target out")
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the target is a server."""
+        return is_address(self.target)
 
     @property
     def asks_log(self) -> bool:
@@ -100,6 +113,18 @@ class AnalyzeOptions:
         if self.draft_sampling is None:
             return None
         return ("greedy", "sampled") if self.draft_sampling == "both" else (self.draft_sampling,)
+
+    def _check_server(self) -> None:
+        if not self.is_served and self.server_model is not None:
+            raise SpecprobeError("--server-model: is for a server; name its address with --target http://HOST:PORT/v1")
+        if not self.is_served:
+            return
+        if self.responses == "logged":
+            raise SpecprobeError(
+                "--responses logged: a server does not judge a log; leave --target out, or use --responses generate"
+            )
+        if self.backend != "transformers":
+            raise SpecprobeError("--backend: --target is a server, which writes itself; leave --backend out")
 
     def _check_temperatures(self) -> None:
         if self.temperatures is None or self.temperatures == FROM_LOG:

@@ -126,7 +126,7 @@ def _comparable(run: Run) -> dict[str, Any]:
         # By name: the same log lies in another folder on another machine, and prompts are compared besides.
         "workload": [PurePath(str(source)).name for source in run.workload.get("sources", ())],
         "first turns only": settings.get("first_turn", False),
-        "target": [target.get(key) for key in ("fingerprint", "dtype")] if target else None,
+        "target": [target.get(key) for key in _identity(target)] if target else None,
         # A target's fingerprint says more than the name of its tokenizer, which may be a folder.
         "tokenizer": None if target else tokenizer.get("name"),
         "chat template": tokenizer.get("chat_template"),
@@ -139,6 +139,12 @@ def _comparable(run: Run) -> dict[str, Any]:
         "context limit": settings.get("max_model_len"),
         "requests in flight": run.in_flight,
     }
+
+
+def _identity(target: Mapping[str, Any]) -> tuple[str, ...]:
+    """What tells one target from another: a server may move, but not change its model."""
+    kinds = {"endpoint": ("model", "engine", "version"), "backend": ("name", "engine", "version", "dtype")}
+    return kinds.get(str(target.get("kind")), ("fingerprint", "dtype"))
 
 
 def _prompt_differences(a: Run, b: Run) -> list[Difference]:
@@ -161,6 +167,7 @@ def _prompt_lengths(responses: ResponseRecord) -> Mapping[str | int, int]:
 
 def _shown(run: Run, what: str, value: Any) -> str:
     if what == "target" and run.target:
-        value = f"{run.target.get('name')} ({run.target.get('dtype')}, weights {run.target.get('fingerprint')})"
+        what_it_is = ", ".join(f"{key} {run.target.get(key)}" for key in _identity(run.target))
+        value = f"{run.target.get('name')} ({what_it_is})"
     text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     return inert("none" if value is None else text, 120)

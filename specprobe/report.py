@@ -38,6 +38,8 @@ from specprobe.units import (
 )
 
 BAR_WIDTH = 24
+# What a run says of its target besides the name: of a model here, or of a server.
+TARGET_DETAILS = ("dtype", "device", "engine", "version", "url")
 HIDDEN_SETTINGS = ("shared_tokens", "target_tokens", "draft_tokens", "equal_sizes")
 DRAFT_WORDS = {"greedy": "one-hot drafts", "sampled": "sampled drafts (expected counts)"}
 
@@ -103,8 +105,8 @@ def _what_was_measured(run: Run) -> Block:
         )
     if run.target is not None:
         record = run.target
-        told = [str(record[key]) for key in ("dtype", "device") if record.get(key)]
-        rows.append(("target", inert(str(record["name"]), 200) + (f" ({', '.join(told)})" if told else "")))
+        details = [inert(str(record[key]), 120) for key in TARGET_DETAILS if record.get(key)]
+        rows.append(("target", inert(str(record["name"]), 200) + (f" ({', '.join(details)})" if details else "")))
     if sampling := _sampling(run.settings):
         rows.append(("sampling", sampling))
     rows.append(("engine rules", run.engine_profile))

@@ -12,18 +12,19 @@ from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice, inert
 from specprobe.options import FROM_LOG, ONE_TEMPERATURE, AnalyzeOptions
 from specprobe.processors import PLAIN
-from specprobe.profiles import Profile
+from specprobe.profiles import Profile, resolve_profile
 from specprobe.progress import Advance, Stages, counting, where_long
 from specprobe.prompt import Prompt
 from specprobe.trajectories import TrajectorySet, generated_trajectories, logged_trajectories
 from specprobe.trajectory import TokenIds, token_ids
 
 if TYPE_CHECKING:
-    from specprobe.generate import Progress
+    from specprobe.endpoint import Endpoint
     from specprobe.mismatch import Mismatch
     from specprobe.store import TrajectoryStore
     from specprobe.target import Target
     from specprobe.tokens import Tokenizer
+    from specprobe.writing import Elsewhere, Progress
 
 
 # Cutting so many into tokens may take a second or more.
@@ -36,7 +37,9 @@ MODELS_SHOWN = 6
 class Origin:
     """Who the responses come from, known before there are any: the log, or a target that writes them now.
 
-    `requests`: what is asked, by temperature. `of_other_models`: prompts left out, since another model answered them.
+    `requests`: what is asked, by temperature. `target`: whose weights are here; None of a log that none is named with,
+    and where `elsewhere` writes: a server, or an engine that keeps the weights to itself. `of_other_models`: prompts
+    left out, since another model answered them.
     """
 
     mode: Literal["generated", "logged"]
@@ -46,6 +49,20 @@ class Origin:
     profile: Profile
     notices: tuple[Notice, ...] = ()
     of_other_models: int = 0
+    elsewhere: Elsewhere | None = None
+
+    @property
+    def max_positions(self) -> int | None:
+        """The target's context in tokens, where it is known."""
+        writer = self.target or self.elsewhere
+        return writer.max_positions if writer else None
+
+    @property
+    def record(self) -> Mapping[str, Any] | None:
+        """What a run keeps of the target; None where there is none."""
+        if self.elsewhere is not None:
+            return self.elsewhere.record
+        return asdict(self.target.record) if self.target else None
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -78,19 +95,26 @@ def open_origin(
         option = f"--{obstacle.setting.replace('_', '-')} {obstacle.value:g}"
         raise SpecprobeError(f"{option}: {obstacle.reason}; leave it out, or name another --engine")
     if options.responses == "auto" and all(prompt.has_answer for prompt in prompts):
+        if options.is_served:
+            unused = Notice(
+                "answers_not_used",
+                "every prompt has a logged answer, but a server was named, so its responses were generated and "
+                "replayed; without --target the answers are",
+            )
+            return _writing_origin(options, profile, prompts, stages, unused, model_free=model_free)
         if not model_free:
             unused = Notice(
                 "answers_not_used",
                 "every prompt has a logged answer, but a drafter with a model was named, so the target's own responses "
                 "were generated and replayed; --responses logged replays the answers",
             )
-            return _writing_origin(options, profile, prompts, stages, unused)
+            return _writing_origin(options, profile, prompts, stages, unused, model_free=model_free)
         if not options.asks_log and len(options.temperatures or ()) > 1:
             raise SpecprobeError(ONE_TEMPERATURE)
         return _logged_origin(options, profile, prompts, stages, model_free=model_free)
     if options.responses == "logged":
         return _logged_origin(options, profile, prompts, stages, model_free=model_free)
-    return _writing_origin(options, profile, prompts, stages)
+    return _writing_origin(options, profile, prompts, stages, model_free=model_free)
 
 
 def get_responses(
@@ -111,9 +135,14 @@ def get_responses(
 
 
 def _writing_origin(
-    options: AnalyzeOptions, profile: Profile, prompts: Sequence[Prompt], stages: Stages, *notices: Notice
+    options: AnalyzeOptions,
+    profile: Profile,
+    prompts: Sequence[Prompt],
+    stages: Stages,
+    *notices: Notice,
+    model_free: bool,
 ) -> Origin:
-    if options.tokenizer is not None:
+    if options.tokenizer is not None and not options.is_served:
         raise SpecprobeError(
             "--tokenizer: is for logged text, and here responses are generated; use --responses logged"
         )
@@ -124,8 +153,83 @@ def _writing_origin(
     if options.processors.truncates and not any(group.temperature for group in requests.sets):
         unused = Notice("cuts_without_temperature", "top-k, top-p and min-p change nothing at temperature 0")
         notices = (*notices, unused)
+    if options.is_served or options.backend == "vllm":
+        writer = _open_elsewhere(options, stages, model_free=model_free)
+        notices = (*notices, *_other_rules(writer, profile), *requests.notices)
+        return Origin("generated", requests, None, writer.tokenizer, profile, notices, elsewhere=writer)
     target = _load_target(options, stages)
     return Origin("generated", requests, target, target.tokenizer, profile, (*notices, *requests.notices))
+
+
+def _open_elsewhere(options: AnalyzeOptions, stages: Stages, *, model_free: bool) -> Elsewhere:
+    if options.is_served:
+        return _open_endpoint(options, stages, model_free=model_free)
+    from specprobe.vllm_backend import VllmWriter
+
+    return VllmWriter(
+        options.target,
+        options.load,
+        template_kwargs=options.template_kwargs,
+        max_model_len=options.max_model_len,
+        batch_size=options.batch_size,
+        stages=stages,
+    )
+
+
+def _open_endpoint(options: AnalyzeOptions, stages: Stages, *, model_free: bool) -> Endpoint:
+    """The server, and the tokenizer of what it serves where one is named."""
+    from specprobe.endpoint import Endpoint
+
+    assert options.target is not None
+    if options.tokenizer is None and not model_free:
+        raise SpecprobeError(
+            "--drafter: a draft model's vocabulary is held against the target's, which a server does not show; name "
+            "the served model's tokenizer with --tokenizer"
+        )
+    tokenizer = _named_tokenizer(options) if options.tokenizer is not None else None
+    endpoint = Endpoint(
+        options.target,
+        model=options.server_model,
+        tokenizer=tokenizer,
+        template_kwargs=options.template_kwargs,
+        timeout_seconds=options.timeout_seconds,
+        requests_at_once=options.batch_size,
+    )
+    stages.say(f"asking {inert(endpoint.record['url'], 200)} ({inert(endpoint.name, 80)}, {endpoint.engine})")
+    return endpoint
+
+
+def _other_rules(writer: Elsewhere, profile: Profile) -> tuple[Notice, ...]:
+    """A warning where the server is another engine than the one whose rules are replayed."""
+    if writer.engine == "unknown":
+        return ()
+    served = resolve_profile(writer.engine)
+    try:
+        served = resolve_profile(f"{writer.engine}@{writer.engine_version}")
+    except SpecprobeError:
+        # A build without a version number.
+        if served.engine == profile.engine:
+            return ()
+    if served.name == profile.name:
+        return ()
+    version = f" {writer.engine_version}" if writer.engine_version else ""
+    return (
+        Notice(
+            "other_engine_serves",
+            f"{writer.engine}{version} wrote the responses, and the rules of {profile.name} were replayed: --engine "
+            f"{served.name} replays its own",
+        ),
+    )
+
+
+def _named_tokenizer(options: AnalyzeOptions) -> Tokenizer:
+    from specprobe.tokens import load_tokenizer
+
+    return load_tokenizer(
+        options.tokenizer,
+        template_kwargs=options.template_kwargs,
+        trust_remote_code=options.load.trust_remote_code,
+    )
 
 
 def _logged_origin(
@@ -166,13 +270,7 @@ def _logged_origin(
     holds_text = any(p.token_ids is None or p.answer_token_ids is None for p in prompts if p.has_answer)
     # A draft model's vocabulary is held against the one named, also where rows hold ids.
     if tokenizer is None and (holds_text or (options.tokenizer is not None and not model_free)):
-        from specprobe.tokens import load_tokenizer
-
-        tokenizer = load_tokenizer(
-            options.tokenizer,
-            template_kwargs=options.template_kwargs,
-            trust_remote_code=options.load.trust_remote_code,
-        )
+        tokenizer = _named_tokenizer(options)
         if options.tokenizer is None:
             notices.append(
                 Notice(
@@ -225,7 +323,7 @@ def _logged(origin: Origin, options: AnalyzeOptions, stages: Stages) -> Sources:
                 origin.tokenizer,
                 temperature=group.temperature,
                 asked=group.asked,
-                max_model_len=context_limit(options, origin.target),
+                max_model_len=context_limit(options, origin),
                 on_prompt=counting(advance, len(group.prompts), "prompts"),
             )
         if origin.target is not None and found.trajectories:
@@ -261,34 +359,37 @@ def _generated(
     store: TrajectoryStore | None,
 ) -> Sources:
     """Responses that the target writes, one set for each temperature."""
-    target = origin.target
-    assert target is not None
+    writer = origin.target or origin.elsewhere
+    assert writer is not None
     given = {id(p): p for group in origin.requests.sets for p in group.prompts}.values()
-    _check_vocabulary((token_ids(p.token_ids) for p in given if p.token_ids is not None), target)
+    if origin.target is not None:
+        _check_vocabulary((token_ids(p.token_ids) for p in given if p.token_ids is not None), origin.target)
     sets = []
-    for group in origin.requests.sets:
-        temperature = group.temperature
-        with stages.track(f"generating at temperature {temperature:g}", 1.0) as advance:
-            found = generated_trajectories(
-                group.prompts,
-                target,
-                temperature=temperature,
-                asked=group.asked,
-                samples=options.samples,
-                rule=origin.profile.processing,
-                seed=options.seed,
-                max_new_tokens=options.max_new_tokens,
-                max_model_len=options.max_model_len,
-                batch_size=options.batch_size,
-                store=store,
-                on_prompt=counting(
-                    lambda _done, note: advance(0.0, f"{note} cut into tokens"), len(group.prompts), "prompts"
-                ),
-                on_progress=_advancing(advance),
-            )
-        if found.reused:
-            stages.say(f"{found.reused} responses at temperature {temperature:g} were there already")
-        sets.append(found)
+    try:
+        for group in origin.requests.sets:
+            temperature = group.temperature
+            with stages.track(f"generating at temperature {temperature:g}", 1.0) as advance:
+                found = generated_trajectories(
+                    group.prompts,
+                    writer,
+                    temperature=temperature,
+                    asked=group.asked,
+                    samples=options.samples,
+                    rule=origin.profile.processing,
+                    seed=options.seed,
+                    max_new_tokens=options.max_new_tokens,
+                    max_model_len=options.max_model_len,
+                    batch_size=options.batch_size,
+                    store=store,
+                    on_prompt=counting(_telling(advance), len(group.prompts), "prompts"),
+                    on_progress=_advancing(advance),
+                )
+            if found.reused:
+                stages.say(f"{found.reused} responses at temperature {temperature:g} were there already")
+            sets.append(found)
+    finally:
+        if origin.elsewhere is not None:
+            origin.elsewhere.close()
     return Sources(origin, tuple(sets), notices=origin.notices)
 
 
@@ -310,6 +411,11 @@ def _logged_temperature(options: AnalyzeOptions, prompts: Sequence[Prompt]) -> t
     return temperature, [notice]
 
 
+def _telling(advance: Advance) -> Advance:
+    """Before anything is generated, only the note changes."""
+    return lambda _done, note: advance(0.0, f"{note} cut into tokens")
+
+
 def _advancing(advance: Advance) -> Callable[[Progress], None]:
     """Tell a progress bar of the share of tokens that are written; the rest is an upper bound, so it jumps ahead."""
 
@@ -327,9 +433,9 @@ def _load_target(options: AnalyzeOptions, stages: Stages) -> Target:
     return load_target(options.target, **asdict(options.load), template_kwargs=options.template_kwargs)
 
 
-def context_limit(options: AnalyzeOptions, target: Target | None) -> int | None:
+def context_limit(options: AnalyzeOptions, origin: Origin) -> int | None:
     """The smaller of what the user says and what the model has; None where neither is known."""
-    limits = [options.max_model_len, target.record.max_position_embeddings if target else None]
+    limits = [options.max_model_len, origin.max_positions]
     return min((limit for limit in limits if limit is not None), default=None)
 
 

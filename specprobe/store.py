@@ -31,13 +31,15 @@ class Response:
 
     `output_ids` [N] int32, the end token included where it stopped by itself; `log_probs` [N] float32: log p of
     each of them as sampled (at temperature 0: under the softmax at temperature 1); `entropy` [N] float32: of the
-    distribution that each came from, in nats (at temperature 0 likewise).
+    distribution that each came from, in nats (at temperature 0 likewise); None where they are not known. `obstacle`:
+    why it cannot be replayed, such as retokenized; it is kept all the same, so that nobody asks for it again.
     """
 
     output_ids: TokenIds
-    log_probs: NDArray[np.float32]
-    entropy: NDArray[np.float32]
+    log_probs: NDArray[np.float32] | None
+    entropy: NDArray[np.float32] | None
     finish_reason: Literal["stop", "length"]
+    obstacle: str | None = None
 
 
 class TrajectoryStore:
@@ -127,18 +129,20 @@ def _to_record(request: str, response: Response) -> dict[str, Any]:
     return {
         "request": request,
         "output_ids": response.output_ids.tolist(),
-        "log_probs": _to_hex(response.log_probs),
-        "entropy": _to_hex(response.entropy),
+        "log_probs": None if response.log_probs is None else _to_hex(response.log_probs),
+        "entropy": None if response.entropy is None else _to_hex(response.entropy),
         "finish_reason": response.finish_reason,
+        **({"obstacle": response.obstacle} if response.obstacle else {}),
     }
 
 
 def _from_record(record: Mapping[str, Any]) -> Response:
     return Response(
         token_ids(record["output_ids"]),
-        _from_hex(record["log_probs"]),
-        _from_hex(record["entropy"]),
+        None if record["log_probs"] is None else _from_hex(record["log_probs"]),
+        None if record["entropy"] is None else _from_hex(record["entropy"]),
         record["finish_reason"],
+        record.get("obstacle"),
     )
 
 

@@ -25,13 +25,18 @@ from specprobe.embedded import EMBEDDED_NAME, HUB_NAME, embedded_folder, is_embe
 from specprobe.errors import SpecprobeError, UnreachableError
 from specprobe.processors import DEFAULT_RULE, ProcessingRule
 from specprobe.quiet import quick_imports, quiet_transformers
-from specprobe.tokens import Tokenizer, TokenizerRecord, as_ids, load_tokenizer
-from specprobe.trajectory import Trajectory
+from specprobe.tokens import Tokenizer, TokenizerRecord, UnrenderableError, as_ids, load_tokenizer
+from specprobe.trajectory import TokenIds, Trajectory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+
+    from specprobe.notices import Notice
+    from specprobe.prompt import Prompt
+    from specprobe.store import TrajectoryStore
+    from specprobe.writing import Generated, Progress, Request, Sampling
 
 # Values read of each weight matrix for the fingerprint: a finetune changes nearly all of them.
 _SAMPLED_VALUES = 64
@@ -146,6 +151,33 @@ class Target:
     def eos_ids(self) -> tuple[int, ...]:
         """The ids that end a response."""
         return self.tokenizer.eos_ids
+
+    @property
+    def max_positions(self) -> int | None:
+        """The model's context in tokens, None where it has no limit."""
+        return self.record.max_position_embeddings
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """Nothing is odd about a model that writes here."""
+        return ()
+
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[TokenIds | UnrenderableError]:
+        """The ids of each prompt, as the model is given it; or why its chat template refuses it."""
+        return self.tokenizer.encode_all(prompts)
+
+    def write(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        *,
+        store: TrajectoryStore | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Generated:
+        """A response to each request, as `generate` writes them."""
+        from specprobe.generate import generate
+
+        return generate(self, requests, sampling, store=store, on_progress=on_progress)
 
     def forward_inputs(self) -> tuple[str, list[str]]:
         """What this architecture calls its cache, and which inputs it takes of those that not every one does."""

@@ -68,7 +68,8 @@ class Tokenizer:
     ) -> None:
         """`backend`: a tokenizer of transformers, or a LightTokenizer.
 
-        `eos_ids`: what the model's generation config stops at.
+        `eos_ids`: what the model's generation config stops at. `end_id` is what ends an answer by its template, else
+        the tokenizer's end token.
         """
         from jinja2.exceptions import TemplateError
 
@@ -79,7 +80,9 @@ class Tokenizer:
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
         self._bos_id: int | None = backend.bos_token_id
         self._anchor = self._line_anchor()
-        known = {*eos_ids, backend.eos_token_id, self._end_of_turn()}
+        end_of_turn = self._end_of_turn()
+        self.end_id: int | None = backend.eos_token_id if end_of_turn is None else end_of_turn
+        known = {*eos_ids, backend.eos_token_id, end_of_turn}
         self.eos_ids = tuple(sorted(i for i in known if i is not None))
         self.name = name
 
@@ -137,6 +140,22 @@ class Tokenizer:
         if prompt.messages and self.has_template:
             return token_ids(self._ids(self._render(prompt, prompt.messages, add_generation_prompt=True)))
         return token_ids(self._raw_ids(_plain_text(prompt)))
+
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[TokenIds | UnrenderableError]:
+        """`encode_prompt` of each; in place of the ids of one that the template refuses, why."""
+
+        def encode(prompt: Prompt) -> TokenIds | UnrenderableError:
+            try:
+                return self.encode_prompt(prompt)
+            except UnrenderableError as error:
+                return error
+
+        return [encode(prompt) for prompt in prompts]
+
+    def encode_continuation(self, text: str) -> TokenIds | None:
+        """The ids of text that follows a prompt; None where they do not give that text back."""
+        ids = self._continuation_ids(text)
+        return token_ids(ids) if self.decode(ids) == text else None
 
     def encode_answer(self, prompt: Prompt) -> tuple[TokenIds, bool]:
         """The ids [N] that the target would have written for the logged answer, and whether they are exact.

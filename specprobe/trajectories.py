@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,20 +18,31 @@ from specprobe.processors import DEFAULT_RULE, ProcessingRule
 from specprobe.prompt import Prompt
 from specprobe.tokens import Tokenizer, UnrenderableError
 from specprobe.trajectory import TokenIds, Trajectory, token_ids
+from specprobe.writing import Generated, Progress, Request, Sampling, Writer, output_limit
 
 if TYPE_CHECKING:
-    from specprobe.generate import Generated, Progress, Request, Sampling
     from specprobe.store import TrajectoryStore
-    from specprobe.target import Target
 
 _NOTHING = token_ids()
+ENCODED_TOGETHER = 256
+# Why a server's response was left out, after the number of them.
+LOST = {
+    "not_round_trip": "whose text the tokenizer does not cut into the tokens that the server counted; a server that "
+    "gives token ids (vLLM, SGLang, llama.cpp) has none of these",
+    "prompt_tokens_differ": "whose prompt has other tokens for the server than for --tokenizer: tokenizer, template or "
+    "--chat-template-kwargs are not the served model's",
+    "reasoning_apart": "whose reasoning or tool calls the server keeps apart from the text, so that their tokens are "
+    "not known; turn its parser off, or use a server that gives token ids",
+    "content_filter": "that the server's filter cut",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectorySet:
     """Trajectories in the order of the prompts, and what became of the prompts that gave none.
 
-    `skipped` counts by reason: too_long, template_error, empty_prompt, no_answer, empty_answer. `inexact`:
+    `skipped` counts by reason: too_long, template_error, empty_prompt, no_answer, empty_answer, and what of a server's
+    responses cannot be told in tokens (`LOST`). `inexact`:
     trajectories whose template dropped or changed part of the answer. `special_token_prompts`: prompts whose text
     spells a special token. `structured_prompts`: prompts that asked for structured output. `reused`: responses that
     were on the disk already. The last three kinds, and more, are worded in `notices`.
@@ -48,7 +59,7 @@ class TrajectorySet:
 
 def generated_trajectories(
     prompts: Sequence[Prompt],
-    target: Target,
+    writer: Writer,
     *,
     temperature: float,
     asked: Sequence[Asked] | None = None,
@@ -62,25 +73,26 @@ def generated_trajectories(
     on_prompt: Callable[[], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TrajectorySet:
-    """What `target` answers to the prompts; each finished response is kept in `store` at once.
+    """What `writer` answers to the prompts; each finished response is kept in `store` at once.
 
     Above temperature 0 each prompt gives `samples` responses, first one to each, then another one to each. A prompt
     that occurs several times gives one response at temperature 0, and above others for each time. `asked`: what each
     prompt asks for besides the temperature; `rule`: how the engine applies it. `on_prompt` is called as each prompt is
     cut into tokens.
     """
-    from specprobe.generate import Sampling, generate
-
     sampling = Sampling(temperature, seed, max_new_tokens, max_model_len, batch_size)
-    sieve = _Sieve(target.tokenizer)
-    used, wanted = _wanted(prompts, target, sampling, sieve, asked, samples, rule, on_prompt)
+    sieve = _Sieve(writer.tokenizer)
+    used, wanted = _wanted(prompts, writer, sampling, sieve, asked, samples, rule, on_prompt)
     distinct = {request.key: request for request in wanted}
-    generated = generate(target, list(distinct.values()), sampling, store=store, on_progress=on_progress)
+    generated = writer.write(list(distinct.values()), sampling, store=store, on_progress=on_progress)
     by_key = dict(zip(distinct, generated.responses, strict=True))
     trajectories = []
     for number, request in enumerate(wanted):
         prompt, ids, ask = used[number % len(used)]
         response = by_key[request.key]
+        if response.obstacle:
+            sieve.skip(response.obstacle)
+            continue
         trajectories.append(
             Trajectory(
                 id=prompt.id,
@@ -98,12 +110,12 @@ def generated_trajectories(
                 group=prompt.group,
             )
         )
-    return sieve.into_set(trajectories, generated)
+    return sieve.into_set(trajectories, generated, writer.notices)
 
 
 def wanted_requests(
     prompts: Sequence[Prompt],
-    target: Target,
+    writer: Writer,
     sampling: Sampling,
     *,
     asked: Sequence[Asked] | None = None,
@@ -111,13 +123,13 @@ def wanted_requests(
     rule: ProcessingRule = DEFAULT_RULE,
 ) -> list[Request]:
     """The distinct requests that `generated_trajectories` would answer."""
-    _, wanted = _wanted(prompts, target, sampling, _Sieve(target.tokenizer), asked, samples, rule)
+    _, wanted = _wanted(prompts, writer, sampling, _Sieve(writer.tokenizer), asked, samples, rule)
     return list({request.key: request for request in wanted}.values())
 
 
 def _wanted(
     prompts: Sequence[Prompt],
-    target: Target,
+    writer: Writer,
     sampling: Sampling,
     sieve: _Sieve,
     asked: Sequence[Asked] | None,
@@ -126,16 +138,13 @@ def _wanted(
     on_prompt: Callable[[], None] | None = None,
 ) -> tuple[list[tuple[Prompt, TokenIds, Asked]], list[Request]]:
     """The prompts that fit, and a request for each of them and each sample of it."""
-    from specprobe.generate import output_limit
-
     used = [
         (prompt, ids, ask)
-        for prompt, ids, ask in sieve.encoded(prompts, asked, on_prompt)
-        if sieve.admits(prompt, "too_long" if output_limit(target, len(ids), sampling) < 1 else None)
+        for prompt, ids, ask in sieve.encoded(prompts, asked, writer.encode_all, on_prompt)
+        if sieve.admits(prompt, "too_long" if output_limit(writer.max_positions, len(ids), sampling) < 1 else None)
     ]
     is_warm = sampling.temperature > 0
-    wanted = [(ids, ask) for _, ids, ask in used] * (samples if is_warm else 1)
-    return used, _requests(wanted, rule, distinct_samples=is_warm)
+    return used, _requests(used * (samples if is_warm else 1), rule, distinct_samples=is_warm)
 
 
 def logged_trajectories(
@@ -153,7 +162,7 @@ def logged_trajectories(
     """
     sieve = _Sieve(tokenizer)
     trajectories: list[Trajectory] = []
-    for prompt, ids, ask in sieve.encoded(prompts, asked, on_prompt):
+    for prompt, ids, ask in sieve.encoded(prompts, asked, lambda given: _encode_all(given, tokenizer), on_prompt):
         output_ids, exact = _answer_ids(prompt, tokenizer)
         length = len(ids) + len(output_ids)
         if sieve.admits(prompt, _obstacle(prompt, len(output_ids), length, max_model_len)):
@@ -186,21 +195,23 @@ class _Sieve:
         self,
         prompts: Sequence[Prompt],
         asked: Sequence[Asked] | None,
+        encode_all: Callable[[Sequence[Prompt]], Iterable[TokenIds | UnrenderableError]],
         on_prompt: Callable[[], None] | None = None,
     ) -> Iterator[tuple[Prompt, TokenIds, Asked]]:
         """The prompts that can be rendered and are not empty, with their tokens and what they ask for."""
-        for prompt, ask in zip(prompts, asked or [Asked()] * len(prompts), strict=True):
-            if on_prompt:
-                on_prompt()
-            try:
-                ids = _prompt_ids(prompt, self._tokenizer)
-            except UnrenderableError:
+        for prompt, ids, ask in zip(
+            prompts, _encoded(prompts, encode_all, on_prompt), asked or [Asked()] * len(prompts), strict=True
+        ):
+            if isinstance(ids, UnrenderableError):
                 self._skipped["template_error"] += 1
-                continue
-            if len(ids):
+            elif len(ids):
                 yield prompt, ids, ask
             else:
                 self._skipped["empty_prompt"] += 1
+
+    def skip(self, reason: str) -> None:
+        """Count a response that was given, but cannot be replayed."""
+        self._skipped[reason] += 1
 
     def admits(self, prompt: Prompt, obstacle: str | None) -> bool:
         """Count the prompt as used, or as skipped for the reason given."""
@@ -212,13 +223,19 @@ class _Sieve:
             self._special += self._tokenizer.has_special_text(prompt)
         return True
 
-    def into_set(self, trajectories: Sequence[Trajectory], generated: Generated | None = None) -> TrajectorySet:
+    def into_set(
+        self,
+        trajectories: Sequence[Trajectory],
+        generated: Generated | None = None,
+        told: Sequence[Notice] = (),
+    ) -> TrajectorySet:
         """The result, with a notice for each thing that makes it less sure."""
         inexact = sum(not trajectory.exact for trajectory in trajectories)
         changed = generated.changed if generated else 0
         notices = (
             *_notices(len(trajectories), inexact, self._special, self._structured, changed),
             *self._tokenizer_notices(),
+            *told,
         )
         return TrajectorySet(
             trajectories=tuple(trajectories),
@@ -237,6 +254,9 @@ class _Sieve:
                 f"{_count(failed)} left out, since the chat template refuses the conversation (a system turn, or turns "
                 "that do not alternate); an engine would refuse it too",
             )
+        for reason, words in LOST.items():
+            if lost := self._skipped[reason]:
+                yield Notice(reason, f"{lost} responses left out, {words}")
         if self._tokenizer is None:
             return
         record = self._tokenizer.record
@@ -294,19 +314,38 @@ def _obstacle(prompt: Prompt, output_tokens: int, tokens: int, max_model_len: in
 
 
 def _requests(
-    wanted: Sequence[tuple[TokenIds, Asked]], rule: ProcessingRule, *, distinct_samples: bool
+    wanted: Sequence[tuple[Prompt, TokenIds, Asked]], rule: ProcessingRule, *, distinct_samples: bool
 ) -> list[Request]:
     """A request for each prompt; equal ones share one, or are its samples 0, 1, 2..."""
-    from specprobe.generate import Request
-
     seen: Counter[tuple[bytes, Asked]] = Counter()
     requests = []
-    for ids, ask in wanted:
+    for prompt, ids, ask in wanted:
         content = ids.tobytes(), ask
         sample = seen[content] if distinct_samples else 0
-        requests.append(Request(ids, sample, ask.processors, ask.max_new_tokens, rule))
+        requests.append(Request(ids, sample, ask.processors, ask.max_new_tokens, rule, prompt))
         seen[content] += 1
     return requests
+
+
+def _encoded(
+    prompts: Sequence[Prompt],
+    encode_all: Callable[[Sequence[Prompt]], Iterable[TokenIds | UnrenderableError]],
+    on_prompt: Callable[[], None] | None,
+) -> Iterator[TokenIds | UnrenderableError]:
+    """In parts, so that progress is seen and a server still has many prompts at once."""
+    for start in range(0, len(prompts), ENCODED_TOGETHER):
+        for ids in encode_all(prompts[start : start + ENCODED_TOGETHER]):
+            if on_prompt:
+                on_prompt()
+            yield ids
+
+
+def _encode_all(prompts: Sequence[Prompt], tokenizer: Tokenizer | None) -> Iterator[TokenIds | UnrenderableError]:
+    for prompt in prompts:
+        try:
+            yield _prompt_ids(prompt, tokenizer)
+        except UnrenderableError as error:
+            yield error
 
 
 def _prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None) -> TokenIds:

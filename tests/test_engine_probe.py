@@ -11,11 +11,12 @@ from fake_server import serving
 
 import specprobe.engine_probe as engine_probe
 from specprobe.cli import run_command
-from specprobe.completion_server import Answer, find_model, parse_server
+from specprobe.completion_server import Answer, find_model
 from specprobe.engine_probe import THREAD_NAME, ProbePlan, gaps_while_all_run, probe_server
 from specprobe.errors import SpecprobeError
 from specprobe.measured_points import read_points
 from specprobe.progress import Silent
+from specprobe.server import parse_server
 
 PLAN = ProbePlan((1, 3), (32,), output_tokens=24, repeats=1)
 

@@ -7,12 +7,13 @@ import pytest
 import toy_target as toy
 
 from specprobe.errors import SpecprobeError
-from specprobe.generate import Request, Sampling, plan_batches, uniforms
+from specprobe.generate import plan_batches, uniforms
 from specprobe.prompt import Message, Prompt
 from specprobe.store import TrajectoryStore
 from specprobe.target import load_target
 from specprobe.trajectories import generated_trajectories, logged_trajectories
 from specprobe.trajectory import token_ids
+from specprobe.writing import Request, Sampling
 
 GOLDEN = Path(__file__).parent / "golden"
 PROMPTS = [toy.chat("word " * (n % 7) + str(n), id=n) for n in range(13)]

@@ -26,7 +26,8 @@ class DraftContext:
     `target`: None where responses come from a log and no target is named. `greedy`, `sampled`: whether drafts are
     the likeliest tokens, and whether they are drawn from the draft distribution, above temperature 0. `depth`: the
     most tokens per round. `temperatures`: of the responses, where known. `distribution`: p of the target while it
-    wrote, for estimates of lower variance; filled with the responses.
+    wrote, for estimates of lower variance; filled with the responses. `elsewhere`: whether the target writes where its
+    states cannot be read.
     """
 
     target: Target | None
@@ -38,6 +39,7 @@ class DraftContext:
     greedy: bool = True
     temperatures: tuple[float, ...] = ()
     distribution: TargetDistribution | None = None
+    elsewhere: bool = False
 
     @property
     def may_be_warm(self) -> bool:
@@ -65,6 +67,12 @@ class DraftContext:
 
     def needed_target(self, name: str) -> Target:
         """The target, or a SpecprobeError that says why the drafter needs it."""
+        if self.elsewhere:
+            raise SpecprobeError(
+                f"--drafter {name}: drafts from the target's hidden states, which a server or another engine keeps to "
+                "itself; name the checkpoint with --target where it fits (--responses logged replays the server's "
+                "logged answers), or replay ngram, suffix or draft:MODEL here"
+            )
         if self.target is None:
             raise SpecprobeError(
                 f"--drafter {name}: reads the target's hidden states or weights; name the target with --target"

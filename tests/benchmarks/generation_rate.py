@@ -12,9 +12,10 @@ import statistics
 import time
 from pathlib import Path
 
-from specprobe.generate import Request, Sampling, generate
+from specprobe.generate import generate
 from specprobe.target import load_target
 from specprobe.trajectory import token_ids
+from specprobe.writing import Request, Sampling
 
 BATCH_SIZES, NUM_PROMPTS, NEW_TOKENS, REPEATS = (1, 4, 16), 16, 64, 3
 GOLDEN = Path(__file__).parents[1] / "golden" / "baseline_t0.jsonl"
