@@ -378,14 +378,14 @@ def test_recommend_says_where_it_turns(capsys, models):
         assert entry["verdicts"][0]["speedup"] == verdict["speedup"]
         signs = [point["speedup"]["point"] > 1 for point in entry["verdicts"]]
         assert len(entry["break_even_temperatures"]) == sum(a != b for a, b in pairwise(signs))
-    assert run_command(["recommend", "--cost", "cost.json", "--concurrency", "1,64"]) == 0
+    assert run_command(["recommend", "--cost", "cost.json", "--concurrency", "1,64", "--details"]) == 0
     assert "by temperature" in capsys.readouterr().out
 
 
 def test_the_report_says_what_the_log_asks_for_and_who_gains(capsys, models):
     log = write_rows(*(row | {"team": "xy"[n % 2]} for n, row in enumerate(LOG)))
     arguments = ("--temperature", "log", "--group-by", "team", "--drafter", "suffix", "--max-new-tokens", "12")
-    assert run_command(["analyze", log, "--target", models.target, "--device", "cpu", *arguments]) == 0
+    assert run_command(["analyze", log, "--target", models.target, "--device", "cpu", "--details", *arguments]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "temperature 0 16.7 %, temperature 0.001 16.7 %, temperature 0.9 50.0 %, no temperature 16.7 %" in out
     assert "tokens per round by temperature" not in out

@@ -154,9 +154,9 @@ def test_the_command_line_says_and_keeps_what_was_in_flight(tmp_path, monkeypatc
     assert by_name[0]["suffix"]["config"] == by_name[1]["suffix"]["config"]
     assert by_name[0]["suffix"]["per_prompt"] != by_name[1]["suffix"]["per_prompt"]
 
-    assert run_command(["analyze", "log.jsonl", "--in-flight", "4"]) == 0
+    assert run_command(["analyze", "log.jsonl", "--in-flight", "4", "--details"]) == 0
     assert "4 requests, whose tokens fill" in " ".join(capsys.readouterr().out.split())
-    assert run_command(["analyze", "log.jsonl"]) == 0
+    assert run_command(["analyze", "log.jsonl", "--details"]) == 0
     assert "in flight" not in capsys.readouterr().out
     # A damaged run is refused, not tripped over.
     Path("run.json").write_text(json.dumps({**many, "settings": {**many["settings"], "in_flight": "x"}}))
