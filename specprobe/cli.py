@@ -525,9 +525,10 @@ def report(
     if html is not None:
         from specprobe.page.make import make_page
         from specprobe.paths import write_private
+        from specprobe.progress import OnStderr
 
         check_out(html, "--html")
-        page = make_page(paths, labels or (), recommendations or ())
+        page = make_page(paths, labels or (), recommendations or (), OnStderr(is_plain=plain))
         write_private(html.resolve(), page.html)
         if as_json:
             _print_json(page.to_json(html))

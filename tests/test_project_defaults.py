@@ -65,7 +65,10 @@ def test_lists_and_tables_stand_for_their_text(capsys):
 @pytest.mark.parametrize(
     ("toml", "said"),
     [
-        ("[analyze]\ndeph = 3", "specprobe.toml [analyze]: 'deph' is not known; there are target, server-model, timeout, drafter"),
+        (
+            "[analyze]\ndeph = 3",
+            "specprobe.toml [analyze]: 'deph' is not known; there are target, server-model, timeout, drafter",
+        ),
         ("[analyze]\ndepth = '3'", "specprobe.toml [analyze] depth: must be a whole number"),
         ("[analyze]\ndepth = true", "must be a whole number"),
         ("[analyze]\ntop_p = 'x'", "specprobe.toml [analyze] top_p: must be a number"),

@@ -14,6 +14,7 @@ from specprobe.page.comparison_page import comparison_page
 from specprobe.page.render import render_page
 from specprobe.page.run_page import PageInput, run_page
 from specprobe.page.stored_advice import StoredAdvice, load_advice
+from specprobe.progress import SILENT, Stages
 from specprobe.run_document import load_run
 from specprobe.run_files import last_recommendation
 from specprobe.summary import summarize_run
@@ -59,7 +60,9 @@ class MadePage:
         }
 
 
-def make_page(paths: Sequence[Path], labels: Sequence[str], recommendations: Sequence[Path]) -> MadePage:
+def make_page(
+    paths: Sequence[Path], labels: Sequence[str], recommendations: Sequence[Path], stages: Stages = SILENT
+) -> MadePage:
     """The page of one run, or of several side by side.
 
     `labels`: what several runs are called, in their order; none: by the names of their files. `recommendations`: whose
@@ -71,11 +74,16 @@ def make_page(paths: Sequence[Path], labels: Sequence[str], recommendations: Seq
         )
     advices = [load_advice(path) for path in recommendations]
     names = _distinct(labels or [path.stem for path in paths])
-    given = [_read(path, name, advices) for path, name in zip(paths, names, strict=True)]
+    given = []
+    with stages.track("reading the runs", len(paths)) as advance:
+        for path, name in zip(paths, names, strict=True):
+            given.append(_read(path, name, advices))
+            advance(len(given), "")
     digests = {one.run.digest for one in given}
     for path, advice in zip(recommendations, advices, strict=True):
         if advice.run_digest not in digests:
             raise SpecprobeError(f"{path}: this recommendation was made from another run; recommend from this one")
+    stages.say("drawing the figures")
     page = run_page(given[0]) if len(given) == 1 else comparison_page(given)
     return MadePage(render_page(page), tuple(given))
 
