@@ -49,6 +49,9 @@ def can_run(arguments: list[str]) -> bool:
         return False
     if {"--metrics", "--recommendation"} & set(arguments):
         return False
+    # Names a drafter of a run of the reader's own.
+    if arguments[0] == "export" and "--drafter" in arguments:
+        return False
     if arguments[0] == "report":
         return "before.json" not in arguments
     if arguments[0] in ("inspect", "analyze"):
