@@ -351,7 +351,7 @@ def analyze(
         _print_plan(plan_analyze(options, OnStderr(is_plain=plain), TrajectoryStore()), as_json=as_json, plain=plain)
         return
     if out is not None:
-        check_out(out)
+        check_out(out, inputs=(*prompts, ladder))
     stages = OnStderr(is_plain=plain)
     run = run_analyze(options, stages, TrajectoryStore())
     summary = summarize_run(run, stages)
@@ -526,7 +526,7 @@ def report(
         from specprobe.page.make import make_page
         from specprobe.paths import write_private
 
-        check_out(html, "--html")
+        check_out(html, "--html", (*paths, *(recommendations or ())))
         page = make_page(paths, labels or (), recommendations or ())
         write_private(html.resolve(), page.html)
         if as_json:
@@ -668,7 +668,7 @@ def gate(
         Path.cwd(),
     )
     files = gate_files(junit, summary)
-    files.check()
+    files.check((run_file, settings.baseline, settings.recommendation))
     result = run_gate(load_run(run_file or last_run()), settings)
     if as_json:
         _print_json(result.to_json())
@@ -775,7 +775,7 @@ def import_numbers(
     from specprobe.summary import summarize_run
 
     if out is not None:
-        check_out(out)
+        check_out(out, inputs=files)
     run = import_run(
         ImportOptions(tuple(files), drafter, temperature, draft_sampling.value, depth=depth, engine=engine)
     )
@@ -1095,6 +1095,7 @@ def export(
 
         if any(value is not None for value in (recommendation, drafter, depth, temperature, out)):
             raise SpecprobeError("export: --rows takes all results; leave out what chooses one, and --out")
+        check_out(rows, "--rows", (run_file,))
         written = write_rows(load_run(run_file or last_run()), rows)
         if as_json:
             _print_json(written.to_json())
@@ -1111,7 +1112,7 @@ def export(
             "--temperature"
         )
     if out is not None:
-        check_out(out)
+        check_out(out, inputs=(run_file, recommendation))
     exported = export_configuration(
         load_run(run_file or last_run()), str(engine), Choice(drafter, depth, temperature), recommendation
     )
