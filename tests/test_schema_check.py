@@ -20,7 +20,7 @@ from specprobe.schemas import find_kind
 from specprobe.summary import summarize_run
 
 FIRST_RUN = Path(__file__).parent / "golden" / "run-1-first.json"
-STRANGE = (None, True, -1, 0, 1.5, 10**30, "x", "<b>\x1b[31m", [], {}, [[]], ["x"], {"a": [1]})
+STRANGE = (None, True, -1, 0, 1.5, 10**30, "x", "<b>\x1b[31m", [], {}, [[]], ["x"])
 
 
 @pytest.fixture(scope="module")
