@@ -94,7 +94,8 @@ def run_bench(options: BenchOptions, stages: Stages) -> Bench:
     Everything that can be refused is refused before a server is asked.
     """
     if options.out is not None:
-        check_out(options.out)
+        cost_file = options.cost.file if options.cost else None
+        check_out(options.out, inputs=(*options.prompts, options.recommendation, cost_file))
     document = read_recommendation(options.recommendation) if options.recommendation else None
     if options.replay is not None:
         parse_drafter(options.replay.drafter, resolve_profile(options.replay.engine))

@@ -14,7 +14,7 @@ from specprobe.advise import advise
 from specprobe.bench_replay import Replayed
 from specprobe.cost import CostTable
 from specprobe.cost_sources import CostOptions
-from specprobe.documents import read_document
+from specprobe.documents import read_own_document
 from specprobe.errors import SpecprobeError
 from specprobe.load import LoadResult, Server, Workload, simulate
 from specprobe.progress import Stages
@@ -74,7 +74,9 @@ class Predicted:
 
 def read_recommendation(path: Path) -> dict[str, Any]:
     """What `recommend --json` wrote."""
-    return read_document(path, RECOMMENDATION_SCHEMA, "name what `specprobe recommend --json` wrote")
+    return read_own_document(
+        path, RECOMMENDATION_SCHEMA, "name what `specprobe recommend --json` wrote", "recommend again"
+    )
 
 
 def recommended(

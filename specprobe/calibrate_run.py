@@ -54,7 +54,7 @@ def run_calibration(options: CalibrateOptions, stages: Stages) -> tuple[Calibrat
     setup = find_setup(options.model, options.gpu, devices=options.devices, dtype=options.dtype, engine=options.engine)
     # Shown to people, who are in the project's folder.
     out = options.out or state_folder().relative_to(Path.cwd()) / "calibrated.json"
-    check_out(out)
+    check_out(out, inputs=options.points)
     timings: list[Timing] = list(read_points(options.points)) if options.points else []
     conditions: dict[str, Any] = {}
     if options.server is not None:

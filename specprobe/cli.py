@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -11,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 GATE_FAILED = 1
 MUST_CHANGE = 2
 INTERRUPTED = 130
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ONE_LINE: dict[str, Any] = {"separators": (",", ":")}
 
 Number = TypeVar("Number", int, float)
@@ -351,7 +353,7 @@ def analyze(
         _print_plan(plan_analyze(options, OnStderr(is_plain=plain), TrajectoryStore()), as_json=as_json, plain=plain)
         return
     if out is not None:
-        check_out(out)
+        check_out(out, inputs=(*prompts, ladder))
     stages = OnStderr(is_plain=plain)
     run = run_analyze(options, stages, TrajectoryStore())
     summary = summarize_run(run, stages)
@@ -527,7 +529,7 @@ def report(
         from specprobe.paths import write_private
         from specprobe.progress import OnStderr
 
-        check_out(html, "--html")
+        check_out(html, "--html", (*paths, *(recommendations or ())))
         page = make_page(paths, labels or (), recommendations or (), OnStderr(is_plain=plain))
         write_private(html.resolve(), page.html)
         if as_json:
@@ -669,7 +671,7 @@ def gate(
         Path.cwd(),
     )
     files = gate_files(junit, summary)
-    files.check()
+    files.check((run_file, settings.baseline, settings.recommendation))
     result = run_gate(load_run(run_file or last_run()), settings)
     if as_json:
         _print_json(result.to_json())
@@ -776,7 +778,7 @@ def import_numbers(
     from specprobe.summary import summarize_run
 
     if out is not None:
-        check_out(out)
+        check_out(out, inputs=files)
     run = import_run(
         ImportOptions(tuple(files), drafter, temperature, draft_sampling.value, depth=depth, engine=engine)
     )
@@ -1096,6 +1098,7 @@ def export(
 
         if any(value is not None for value in (recommendation, drafter, depth, temperature, out)):
             raise SpecprobeError("export: --rows takes all results; leave out what chooses one, and --out")
+        check_out(rows, "--rows", (run_file,))
         written = write_rows(load_run(run_file or last_run()), rows)
         if as_json:
             _print_json(written.to_json())
@@ -1112,7 +1115,7 @@ def export(
             "--temperature"
         )
     if out is not None:
-        check_out(out)
+        check_out(out, inputs=(run_file, recommendation))
     exported = export_configuration(
         load_run(run_file or last_run()), str(engine), Choice(drafter, depth, temperature), recommendation
     )
@@ -1195,6 +1198,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit status; every error of a user is one line on stderr."""
+    # Python has None for a stream that was closed before it began.
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal of another encoding shows an escape where it has no character, and the report goes on.
@@ -1224,15 +1229,25 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         # typer and rich exit by themselves where whoever read our output has left: that is no failed gate.
         _stop_writing()
         return 0
+    except OSError as error:
+        if error.filename is not None or error.errno not in DISK_FULL:
+            return _unexpected(error)
+        _stop_writing()
+        return _fail("standard output: the disk is full; free some space and run the same command again")
     except Exception as error:
-        if os.environ.get("SPECPROBE_TRACEBACK"):
-            raise
-        if isinstance(error, OSError) and error.filename is None:
-            _stop_writing()
-        return _fail(
-            f"unexpected {_described(error)}; a damaged file or a fault of specprobe: set SPECPROBE_TRACEBACK=1 and "
-            "report what it shows, which may hold text of your log"
-        )
+        return _unexpected(error)
+
+
+def _unexpected(error: Exception) -> int:
+    """One line for a fault of specprobe itself; called where the error is handled."""
+    if os.environ.get("SPECPROBE_TRACEBACK"):
+        raise error
+    if isinstance(error, OSError) and error.filename is None:
+        _stop_writing()
+    return _fail(
+        f"unexpected {_described(error)}; a damaged file or a fault of specprobe: set SPECPROBE_TRACEBACK=1 and "
+        "report what it shows, which may hold text of your log"
+    )
 
 
 def _fail(message: str) -> int:
@@ -1250,9 +1265,13 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}{place}"
 
 
+def _nowhere() -> IO[str]:
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123
+
+
 def _stop_writing() -> None:
     """Nobody can take what stdout still holds, and Python would complain about that once more at exit."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -1261,7 +1280,9 @@ def _error(message: str) -> None:
     from specprobe.notices import inert
 
     shown = f"error: {inert(' '.join(message.split()), 2000)}"
-    print(legible(shown, sys.stderr.encoding or "ascii"), file=sys.stderr)
+    # Where nobody can be told, the exit status still says it.
+    with contextlib.suppress(OSError):
+        print(legible(shown, sys.stderr.encoding or "ascii"), file=sys.stderr, flush=True)
 
 
 def _print(renderable: RenderableType, *, plain: bool = False) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specprobe.acceptance import Acceptance, DepthTotals
-from specprobe.documents import read_document
+from specprobe.documents import read_own_document
 from specprobe.drafters import MODEL_FREE
 from specprobe.errors import SpecprobeError
 from specprobe.export import (
@@ -167,7 +167,7 @@ def _by_choice(run: Run, choice: Choice) -> _Chosen:
 
 def _by_recommendation(run: Run, path: Path) -> _Chosen:
     """The first verdict to speculate, which is the one that `recommend` writes settings for."""
-    document = read_document(path, RECOMMENDATION_SCHEMA, "name what `recommend --json` wrote")
+    document = read_own_document(path, RECOMMENDATION_SCHEMA, "name what `recommend --json` wrote", "recommend again")
     if document.get("run_digest") != run.digest:
         raise SpecprobeError("--recommendation: was made from another run; recommend from this one")
     try:

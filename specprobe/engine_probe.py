@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specprobe.completion_server import Answer, ServedModel, stream_completion
-from specprobe.documents import dump_document, read_document
+from specprobe.documents import dump_document, read_own_document
 from specprobe.errors import SpecprobeError
 from specprobe.measured_points import StepTiming, Timing, timing_of_row
 from specprobe.notices import inert
@@ -221,7 +221,7 @@ def _document(model: ServedModel, rows: Sequence[Mapping[str, Any]]) -> dict[str
 
 def _read_kept(path: Path, model: ServedModel) -> list[dict[str, Any]]:
     """The rows that an earlier measurement of the same model kept."""
-    document = read_document(path, SCHEMA, "name a file that --keep-points wrote, or a new one")
+    document = read_own_document(path, SCHEMA, "name a file that --keep-points wrote, or a new one", "name a new file")
     kept = document.get("server_model"), document.get("server_version")
     if kept != (model.name, model.version):
         raise SpecprobeError(f"{path}: holds points of {inert(json.dumps(kept), 80)}; name another file")

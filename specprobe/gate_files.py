@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +23,11 @@ class GateFiles:
     junit: Path | None
     summary: Path | None
 
-    def check(self) -> None:
-        """Refuse what cannot become a file before anything is decided."""
+    def check(self, inputs: Iterable[Path | None] = ()) -> None:
+        """Refuse what cannot become a file, or is read, before anything is decided."""
         for path, option in ((self.junit, "--junit"), (self.summary, "--summary")):
             if path is not None:
-                check_out(path, option)
+                check_out(path, option, inputs)
 
     def write(self, result: GateResult) -> None:
         """Leave the result in both."""

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from specprobe.acceptance import Acceptance, Counts, DepthTotals, Expectation
-from specprobe.documents import read_document
+from specprobe.documents import read_own_document
 from specprobe.drafters.base import ADOPTION_WORDS, Adoption
 from specprobe.entropy import EntropyQuartile, EntropySummary
 from specprobe.errors import SpecprobeError
 from specprobe.interval import LEVEL, Interval, interval_json
 from specprobe.notices import Notice
+from specprobe.processors import Processors
 from specprobe.run import ResponseRecord, Run
 from specprobe.summary import LowerVariance, ResultSummary, RunSummary
 
@@ -63,7 +64,7 @@ def run_document(run: Run, summary: RunSummary) -> dict[str, Any]:
 
 def load_run(path: Path) -> Run:
     """Read a run again. Raises SpecprobeError for a file that is not a run of a version this one knows."""
-    document = read_document(path, SCHEMA, "name a run that `analyze` wrote")
+    document = read_own_document(path, SCHEMA, "name a run that `analyze` wrote", "analyze again")
     try:
         return _run_from_json(document)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
@@ -198,12 +199,8 @@ def _per_prompt_json(acceptance: Acceptance, responses: ResponseRecord) -> list[
 def _run_from_json(document: Mapping[str, Any]) -> Run:
     responses = tuple(_responses_from_json(entry) for entry in document["responses"])
     by_temperature = {record.temperature: record for record in responses}
-    _expect(document["workload"], dict, "workload")
-    _expect(document["target"] or {}, dict, "target")
-    _expect((document["target"] or {}).get("name", ""), str, "target name")
-    _expect(document["engine_profile"], str, "engine_profile")
-    _expect(document["settings"], dict, "settings")
-    _expect(document["settings"].get("in_flight", 1), int, "in_flight")
+    # Whoever reads the run makes this of them.
+    Processors(**document["settings"].get("processors", {}))
     return Run(
         workload=document["workload"],
         target=document["target"],
@@ -239,19 +236,12 @@ def _responses_from_json(entry: Mapping[str, Any]) -> ResponseRecord:
     sizes |= {len(labels) for labels in (record.groups, record.texts) if labels is not None}
     if sizes != {count} or (record.prompts < 0).any():
         raise ValueError("responses of unequal length")
-    if any(type(n) is not int for key in ("prompt_tokens", "output_tokens") for n in entry[key]):
-        raise ValueError("numbers of tokens that are not whole")
     if (record.prompts >= max(count, 1)).any() or (record.output_tokens < 0).any() or (record.prompt_tokens < 0).any():
         raise ValueError("numbers out of range")
     return record
 
 
 LARGEST_ROUNDING = 0.5
-
-
-def _expect(value: Any, kind: type, what: str) -> None:
-    if not isinstance(value, kind):
-        raise TypeError(f"{what} is no {kind.__name__}")
 
 
 def _acceptance_from_json(entry: Mapping[str, Any], responses: Mapping[float, ResponseRecord]) -> Acceptance:
@@ -283,8 +273,6 @@ def _acceptance_from_json(entry: Mapping[str, Any], responses: Mapping[float, Re
     beyond = (left < -LARGEST_ROUNDING) | (left > np.arange(1, depth + 1) + LARGEST_ROUNDING)
     if beyond[:, first_depth - 1 :].any():
         raise ValueError("rounds and accepted tokens that do not write the responses")
-    _expect(entry["drafter"], str, "drafter")
-    _expect(entry["config"], dict, "config")
     return Acceptance(
         drafter=entry["drafter"],
         config=entry["config"],

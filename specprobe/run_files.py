@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from specprobe.errors import SpecprobeError
@@ -52,14 +54,27 @@ def _keep(document: str, folder: Path, suffix: str = "") -> Path:
     return path
 
 
-def check_out(out: Path, option: str = "--out") -> None:
-    """Refuse what cannot become a file before hours are spent on what it is to hold."""
+def check_out(out: Path, option: str = "--out", inputs: Iterable[str | Path | None] = ()) -> None:
+    """Refuse what cannot become a file before hours are spent on what it is to hold, and what is read by this command.
+
+    `inputs`: files as the user named them, patterns included.
+    """
     with file_errors(out):
         if out.exists() and not out.is_file():
             raise SpecprobeError(f"{option} {out}: is no regular file; give the name of a file")
+        if out.exists() and any(path.exists() and path.samefile(out) for path in _files(inputs)):
+            raise SpecprobeError(f"{option} {out}: is what is read here, and would be overwritten; give another name")
         parent = next(folder for folder in out.absolute().parents if folder.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             raise SpecprobeError(f"{option} {out}: {parent} cannot be written to; give another place")
+
+
+def _files(names: Iterable[str | Path | None]) -> Iterator[Path]:
+    for name in names:
+        if name is not None:
+            yield Path(name)
+            # pathlib's glob cannot take an absolute pattern.
+            yield from map(Path, glob.glob(str(name), recursive=True))  # noqa: PTH207
 
 
 def last_run() -> Path:

@@ -35,6 +35,8 @@ FIELD_REFUSED = (400, 422)
 # Request timeout, too early.
 COME_AGAIN = (408, 425)
 QUOTED = 120
+# A week; sockets take no number of any size.
+LONGEST_TIMEOUT = 604_800
 
 Result = TypeVar("Result")
 
@@ -108,6 +110,9 @@ def parse_server(url: str, *, timeout_seconds: float, words: Words = CALIBRATE) 
     try:
         parts = urlsplit(url.strip())
         port = parts.port
+        # What can be looked up and asked for at all; a UnicodeError is a ValueError.
+        (parts.hostname or "").encode("idna")
+        parts.path.encode("ascii")
     except ValueError:
         raise SpecprobeError(f"{words.address}: not an address; {remedy}") from None
     if parts.username is not None or parts.password is not None:
@@ -119,8 +124,8 @@ def parse_server(url: str, *, timeout_seconds: float, words: Words = CALIBRATE) 
         raise SpecprobeError(f"{words.address}: holds a query or fragment; {remedy}, a key in {KEY_VARIABLES[0]}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise SpecprobeError(f"{words.address} {inert(url, 80)!r}: not the address of a server; {remedy}")
-    if not timeout_seconds > 0:
-        raise SpecprobeError(f"--timeout {timeout_seconds:g}: a number of seconds above 0")
+    if not 0 < timeout_seconds <= LONGEST_TIMEOUT:
+        raise SpecprobeError(f"--timeout {timeout_seconds:g}: from above 0 to {LONGEST_TIMEOUT:,} seconds")
     key = next((value for name in KEY_VARIABLES if (value := os.environ.get(name, "").strip())), "")
     if not key.isascii() or not (key.isprintable() or not key):
         raise SpecprobeError(f"{' or '.join(KEY_VARIABLES)}: holds what no header may hold; set it again")

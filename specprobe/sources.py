@@ -70,6 +70,9 @@ def find_sources(names: Sequence[str]) -> Found:
     sources: list[Source] = []
     notices: list[Notice] = []
     for name in names:
+        if not name:
+            # Python takes it for the folder it is in: an unset variable of a script is no wish to read that.
+            raise SpecprobeError("prompts: an empty name; name a file, a folder, a glob, - or hf:NAME")
         if name == STDIN or name.startswith(HUB_PREFIX):
             sources.append(Source(name))
         elif _is_folder(name):

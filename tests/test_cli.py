@@ -472,3 +472,29 @@ def test_a_reader_that_leaves_loses_nothing(log, tmp_path):
     assert "Traceback" not in result.stderr
     assert "Exception ignored" not in result.stderr
     assert len(list((tmp_path / ".specprobe" / "runs").glob("*.json"))) == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell that closes streams")
+@pytest.mark.parametrize(
+    ("streams", "arguments", "status"),
+    [
+        (">&-", "schema run", 0),
+        ("2>&-", "schema run", 0),
+        (">&- 2>&-", "schema run", 0),
+        (">&-", "schema nothing", 2),
+        ("2>&-", "schema nothing", 2),
+        ("2>/dev/full", "schema nothing", 2),
+        (">/dev/full", "schema run", 2),
+        (">/dev/full 2>/dev/full", "schema run", 2),
+    ],
+)
+def test_streams_that_nobody_holds_change_no_exit_status(streams, arguments, status):
+    command = f"exec {sys.executable} -m specprobe {arguments} {streams}"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert "unexpected" not in done.stderr
+    assert done.stderr.count("error:") == (status == 2 and "2>" not in streams)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specprobe.acceptance import drafter_label
-from specprobe.documents import read_document
+from specprobe.documents import read_own_document
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.recommendation_document import SCHEMA
@@ -142,7 +142,9 @@ class StoredAdvice:
 
 def load_advice(path: Path) -> StoredAdvice:
     """Read a recommendation. Raises SpecprobeError for a file that is none of a version this one knows."""
-    document = read_document(path, SCHEMA, "name a recommendation, as `specprobe recommend --json` prints it")
+    document = read_own_document(
+        path, SCHEMA, "name a recommendation, as `specprobe recommend --json` prints it", "recommend again"
+    )
     try:
         return _advice(document, hashlib.sha256(path.read_bytes()).hexdigest())
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
