@@ -142,7 +142,8 @@ def timed_name(run: Run, options: CostOptions) -> str:
         )
     if name is None:
         raise SpecprobeError(
-            "recommend: the run names no target to time; give --target MODEL to time it here, or --cost FILE"
+            "recommend: the run names no target to time; give --gpu NAME --target MODEL to predict it, --target MODEL "
+            "to time it here, or --cost FILE"
         )
     return str(name)
 

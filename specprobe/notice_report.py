@@ -17,6 +17,7 @@ MOST_SHORT = 4
 # What a verdict must not be read without: nothing is decided, or the gain is known to be off.
 WHOLE_CODES = frozenset(
     {
+        "answers_not_used",
         "cost_batch_not_covered",
         "no_prefill_time",
         "noisy_timings",

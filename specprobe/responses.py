@@ -15,7 +15,7 @@ from specprobe.processors import PLAIN
 from specprobe.profiles import Profile, resolve_profile
 from specprobe.progress import Advance, Stages, counting, where_long
 from specprobe.prompt import Prompt
-from specprobe.trajectories import TrajectorySet, generated_trajectories, logged_trajectories
+from specprobe.trajectories import LOST, TrajectorySet, generated_trajectories, logged_trajectories
 from specprobe.trajectory import TokenIds, token_ids
 
 if TYPE_CHECKING:
@@ -114,6 +114,16 @@ def open_origin(
         return _logged_origin(options, profile, prompts, stages, model_free=model_free)
     if options.responses == "logged":
         return _logged_origin(options, profile, prompts, stages, model_free=model_free)
+    answered = sum(prompt.has_answer for prompt in prompts)
+    if options.responses == "auto" and answered and model_free:
+        unused = Notice(
+            "answers_not_used",
+            f"{answered} of {len(prompts)} prompts have logged answers, which are not used since the others have none: "
+            "responses are generated; --responses logged replays the answers alone",
+        )
+        # Now too: generating takes a while, and may be of another model than the log.
+        stages.say(unused.message)
+        return _writing_origin(options, profile, prompts, stages, unused, model_free=model_free)
     return _writing_origin(options, profile, prompts, stages, model_free=model_free)
 
 
@@ -129,9 +139,18 @@ def get_responses(
     for trajectories in sources.sets:
         if not trajectories.trajectories:
             reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(trajectories.skipped.items())) or "none given"
-            remedy = "use --responses generate" if logged else "check the prompts against the model's context"
-            raise SpecprobeError(f"no response to replay (skipped: {reasons}); {remedy}")
+            raise SpecprobeError(f"no response to replay (skipped: {reasons}); {_remedy(trajectories, logged)}")
     return sources
+
+
+def _remedy(found: TrajectorySet, logged: bool) -> str:
+    """What to do where nothing is left, by why most were skipped."""
+    if logged:
+        return "use --responses generate"
+    reason = max(found.skipped, key=lambda name: found.skipped[name], default="")
+    if reason in LOST:
+        return f"they are responses {LOST[reason]}"
+    return "check the prompts against the model's context"
 
 
 def _writing_origin(

@@ -76,7 +76,11 @@ def _answer(run: Run, summaries: Sequence[ResultSummary]) -> Block:
     answer = Text.assemble(
         (f"{inert(best.acceptance.label, 60)} at depth {depth}{at}", "bold"), f", {tokens_per_round:.2f}"
     )
-    answer.append(". Whether that is faster depends on what a round costs: specprobe recommend --concurrency 1,8,64")
+    # Without a target there is nothing here to time.
+    further = "" if run.target else " --gpu h100 --target MODEL"
+    answer.append(
+        f". Whether that is faster depends on what a round costs: specprobe recommend --concurrency 1,8,64{further}"
+    )
     return Sentence("most tokens per round", answer, lead="Most tokens per round: ")
 
 

@@ -501,3 +501,25 @@ def test_intervals_of_estimates_stay_within_what_a_round_can_emit(capsys, models
         for estimate in result["lower_variance"]:
             low, high = estimate["interval"]["tokens_per_round"] or (1, 1)
             assert low <= high <= max(estimate["depth"] + 1, estimate["tokens_per_round"])
+
+
+def test_a_log_with_one_unanswered_row_is_not_left_aside_without_a_word(capsys, models):
+    rows = [{"prompt": text, "response": "x y z"} for text in TEXTS] + [{"prompt": "no answer"}]
+    arguments = ("--drafter", "suffix", "--drafter", "ngram")
+    found = document(capsys, models, *arguments, rows=rows)
+    (said,) = [notice["message"] for notice in found["warnings"] if notice["code"] == "answers_not_used"]
+    assert said.startswith(f"{len(TEXTS)} of {len(rows)} prompts have logged answers")
+    assert "--responses logged" in said
+    _, _, err = analyze(capsys, models, *arguments, rows=rows)
+    assert "--responses logged" in err
+    asked = document(capsys, models, *arguments, "--responses", "generate", rows=rows)
+    assert "answers_not_used" not in {notice["code"] for notice in asked["warnings"]}
+
+
+def test_what_to_run_next_works_without_a_target(capsys):
+    rows = [{"id": n, "prompt_token_ids": [1, 2, 3, 1, 2], "output_token_ids": [3, 1, 2, 3] * 5} for n in range(20)]
+    assert run_command(["analyze", write_rows(*rows)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "specprobe recommend --concurrency 1,8,64 --gpu h100 --target MODEL" in shown
+    assert run_command(["recommend", "--concurrency", "1,8,64"]) == 2
+    assert "--gpu NAME --target MODEL" in capsys.readouterr().err
