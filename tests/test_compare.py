@@ -51,7 +51,7 @@ def test_a_difference_of_three_standard_errors_is_found_and_equal_runs_are_not_t
         log_odds = (low + high) / 2
         low, high = (low, log_odds) if true_difference(log_odds) > 3 * error else (log_odds, high)
 
-    def share_called(log_odds: float, seed: int, num_pairs: int = 2500) -> float:
+    def share_called(log_odds: float, seed: int, num_pairs: int = 1000) -> float:
         rng = np.random.default_rng(seed)
         called = 0
         for number in range(num_pairs):
@@ -64,9 +64,9 @@ def test_a_difference_of_three_standard_errors_is_found_and_equal_runs_are_not_t
 
     found, cried_wolf = share_called(log_odds, 2), share_called(0.0, 3)
     print(f"a difference of 3 standard errors: found in {found:.1%}; equal runs told apart: {cried_wolf:.1%}")
-    # Two standard errors of a simulation of 2,500 pairs, 1.2 points.
-    assert found >= 0.9 - 0.012
-    assert cried_wolf <= 0.1 + 0.012
+    # Two standard errors of a simulation of 1,000 pairs, 1.9 points; docs/ci.md has those of more.
+    assert found >= 0.9 - 0.019
+    assert cried_wolf <= 0.1 + 0.019
 
 
 def counts(run) -> np.ndarray:

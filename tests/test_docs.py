@@ -77,7 +77,7 @@ def test_a_command_that_is_shown_can_be_parsed(arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_the_commands_that_are_shown_work_in_the_order_shown(tmp_path, monkeypatch, capsys):
     (tmp_path / "workloads").symlink_to(ROOT / "workloads")
     monkeypatch.chdir(tmp_path)
