@@ -250,6 +250,7 @@ def test_an_engine_that_leaves_the_target_everywhere_is_broken_at_temperature_0(
     assert document["speculation_broken"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scores", [True, False])
 def test_an_engine_that_garbles_sampled_speculation_is_broken_and_gets_no_verdict(capsys, prompts, scores):
     options = ("--temperature", "0.8", "--repeats", "2", *RULES)
@@ -284,6 +285,7 @@ def test_a_sound_engine_is_not_called_broken_at_a_temperature(capsys, prompts):
     assert document["likelihood"]["p_value"] > 0.001
 
 
+@pytest.mark.slow
 def test_another_drafter_than_the_named_one_is_told_and_is_no_broken_engine(capsys, prompts):
     with engine() as plain, engine(depth=3, drafts_wrongly=True) as speculative:
         status, document, _ = bench(capsys, prompts, plain, speculative, "--repeats", "1", *RULES)
@@ -306,6 +308,7 @@ def test_the_test_of_likelihood_errs_as_often_as_it_says():
     assert compare_sampled({n: [Score((-2.0, -1.0 - n), ())] for n in range(16)}, lower).is_broken
 
 
+@pytest.mark.slow
 def test_a_bench_is_points_for_calibrate(capsys, prompts, tmp_path):
     out = tmp_path / "bench.json"
     with engine(step_seconds=0.004) as plain, engine(depth=3, step_seconds=0.006) as speculative:
@@ -339,6 +342,7 @@ def steps_of(seconds: float, path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_prediction_of_a_machine_of_equal_steps_is_the_ratio_of_its_steps(capsys, prompts, tmp_path):
     cost = steps_of(0.004, tmp_path / "cost.json")
     with engine(step_seconds=0.004) as plain, engine(depth=3, step_seconds=0.004) as speculative:
@@ -364,6 +368,7 @@ def test_prediction_of_a_machine_of_equal_steps_is_the_ratio_of_its_steps(capsys
         assert level["predicted"]["cost_source"] == "file"
 
 
+@pytest.mark.slow
 def test_a_recommendation_is_put_beside_what_was_measured(capsys, prompts, tmp_path):
     cost = steps_of(0.002, tmp_path / "cost.json")
     rng = np.random.default_rng(5)
@@ -409,6 +414,7 @@ def test_an_answer_of_nothing_but_its_end_is_measured(capsys, prompts):
     assert document["by_concurrency"][0]["plain"]["output_tokens"] == 2 * (15 * 24 + 1)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_started_servers_and_says_what_is_kept(prompts, tmp_path):
     port = free_port()
     command = f"{sys.executable} {TOY} {port}"
