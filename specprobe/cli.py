@@ -980,10 +980,10 @@ def bench(
 ) -> None:
     """The same prompts on a real server, with and without speculation, beside the prediction; exit 1 where its
     speculative output is broken."""
-    from specprobe.bench import BenchOptions, run_bench
-    from specprobe.bench_document import bench_document
-    from specprobe.bench_options import bench_cost, bench_replay, bench_servers
-    from specprobe.bench_plan import BenchPlan
+    from specprobe.bench.document import bench_document
+    from specprobe.bench.options import bench_cost, bench_replay, bench_servers
+    from specprobe.bench.plan import BenchPlan
+    from specprobe.bench.run import BenchOptions, run_bench
     from specprobe.progress import OnStderr
     from specprobe.scan import ReadOptions
 
@@ -1013,7 +1013,7 @@ def bench(
         _print_json(bench_document(result))
         _warn_on_stderr(result.notices)
     else:
-        from specprobe.bench_report import render_bench
+        from specprobe.bench.report import render_bench
 
         _print(render_bench(result), plain=plain)
     if result.broken:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from specprobe.bench_points import bench_rows, is_bench
+from specprobe.bench.points import bench_rows, is_bench
 from specprobe.cost import LONGEST_SECONDS, SHORTEST_SECONDS
 from specprobe.csv_text import dict_reader, read_text
 from specprobe.engine_numbers.benchmarks import is_bench_result

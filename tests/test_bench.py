@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from fake_engine import Engine, engine
 
-from specprobe.bench_client import Served
-from specprobe.bench_counters import ServerCounters, SpecCounters, counters_of_request, parse_metrics
-from specprobe.bench_figures import busy_window, measured, pass_figures, round_gaps
-from specprobe.bench_plan import BenchPlan
-from specprobe.bench_texts import NEAR_TIE_NATS, Score, compare_sampled
+from specprobe.bench.client import Served
+from specprobe.bench.counters import ServerCounters, SpecCounters, counters_of_request, parse_metrics
+from specprobe.bench.figures import busy_window, measured, pass_figures, round_gaps
+from specprobe.bench.plan import BenchPlan
+from specprobe.bench.texts import NEAR_TIE_NATS, Score, compare_sampled
 from specprobe.cli import run_command
 from specprobe.errors import SpecprobeError
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from specprobe.acceptance import Acceptance
 from specprobe.analyze import analyze
-from specprobe.bench_client import Written
-from specprobe.bench_counters import SpecCounters
+from specprobe.bench.client import Written
+from specprobe.bench.counters import SpecCounters
 from specprobe.errors import SpecprobeError
 from specprobe.interval import Interval, ratio_intervals
 from specprobe.options import AnalyzeOptions

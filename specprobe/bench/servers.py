@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
-from specprobe.bench_plan import Arm
+from specprobe.bench.plan import Arm
 from specprobe.completion_server import ServedModel, find_model
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert

@@ -11,7 +11,7 @@ import numpy as np
 
 from specprobe.acceptance import drafter_label
 from specprobe.advise import advise
-from specprobe.bench_replay import Replayed
+from specprobe.bench.replay import Replayed
 from specprobe.cost import CostTable
 from specprobe.cost_sources import CostOptions
 from specprobe.documents import read_own_document

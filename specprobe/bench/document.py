@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from specprobe import __version__
-from specprobe.bench_conclusions import AcceptanceCheck, Bench, Level
-from specprobe.bench_counters import SpecCounters
+from specprobe.bench.conclusions import AcceptanceCheck, Bench, Level
+from specprobe.bench.counters import SpecCounters
 
 SCHEMA = "specprobe.bench/1"
 

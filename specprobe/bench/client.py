@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from specprobe.bench_counters import SpecCounters, counters_of_request
+from specprobe.bench.counters import SpecCounters, counters_of_request
 from specprobe.completion_server import MOST_CHUNKS_A_TOKEN
 from specprobe.engine_probe import THREAD_NAME, random_words
 from specprobe.errors import SpecprobeError

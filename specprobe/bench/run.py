@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from specprobe.bench_client import Asking, Served, Written, ask, closed_loop, warm_up
-from specprobe.bench_conclusions import Bench, Examined, Greedy, conclude
-from specprobe.bench_counters import ServerCounters, SpecCounters, parse_metrics
-from specprobe.bench_document import bench_document
-from specprobe.bench_plan import ARMS, Arm, BenchPlan, Pass
-from specprobe.bench_predict import Predicted, predict, read_recommendation, recommended
-from specprobe.bench_replay import Replayed, ReplayOptions, replay_answers
-from specprobe.bench_result import BenchResult, PassRecord, rise
-from specprobe.bench_servers import Commands, Fleet
-from specprobe.bench_texts import (
+from specprobe.bench.client import Asking, Served, Written, ask, closed_loop, warm_up
+from specprobe.bench.conclusions import Bench, Examined, Greedy, conclude
+from specprobe.bench.counters import ServerCounters, SpecCounters, parse_metrics
+from specprobe.bench.document import bench_document
+from specprobe.bench.plan import ARMS, Arm, BenchPlan, Pass
+from specprobe.bench.predict import Predicted, predict, read_recommendation, recommended
+from specprobe.bench.replay import Replayed, ReplayOptions, replay_answers
+from specprobe.bench.result import BenchResult, PassRecord, rise
+from specprobe.bench.servers import Commands, Fleet
+from specprobe.bench.texts import (
     Agreement,
     Divergence,
     Likelihood,

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from specprobe.bench_conclusions import AcceptanceCheck, Bench, Level
-from specprobe.bench_figures import ArmFigures
-from specprobe.bench_texts import Agreement
+from specprobe.bench.conclusions import AcceptanceCheck, Bench, Level
+from specprobe.bench.figures import ArmFigures
+from specprobe.bench.texts import Agreement
 from specprobe.blocks import Block, Column, Figures, Gap, Section, Sentence
 from specprobe.notice_report import render_notices
 from specprobe.notices import inert

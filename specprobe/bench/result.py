@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specprobe.bench_client import Served
-from specprobe.bench_counters import ServerCounters, SpecCounters
-from specprobe.bench_plan import ARMS, Arm, BenchPlan, Pass
+from specprobe.bench.client import Served
+from specprobe.bench.counters import ServerCounters, SpecCounters
+from specprobe.bench.plan import ARMS, Arm, BenchPlan, Pass
 from specprobe.completion_server import ServedModel
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtr
 
-from specprobe.bench_client import Written
+from specprobe.bench.client import Written
 from specprobe.errors import SpecprobeError
 from specprobe.server import RefusedFieldError, Server, post_json
 

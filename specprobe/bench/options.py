@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from specprobe.bench_plan import Arm
-from specprobe.bench_replay import ReplayOptions
-from specprobe.bench_servers import Commands, parse_commands
+from specprobe.bench.plan import Arm
+from specprobe.bench.replay import ReplayOptions
+from specprobe.bench.servers import Commands, parse_commands
 from specprobe.cost_sources import CostOptions
 from specprobe.errors import SpecprobeError
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specprobe.bench_client import Written
-from specprobe.bench_counters import SpecCounters
-from specprobe.bench_figures import Measured, measured, round_gaps
-from specprobe.bench_plan import ARMS
-from specprobe.bench_predict import Predicted
-from specprobe.bench_replay import Replayed, ReplayOptions
-from specprobe.bench_result import BenchResult, PassRecord
-from specprobe.bench_texts import FAR_LESS_LIKELY_NATS, NEAR_TIE_NATS, Agreement, Likelihood
+from specprobe.bench.client import Written
+from specprobe.bench.counters import SpecCounters
+from specprobe.bench.figures import Measured, measured, round_gaps
+from specprobe.bench.plan import ARMS
+from specprobe.bench.predict import Predicted
+from specprobe.bench.replay import Replayed, ReplayOptions
+from specprobe.bench.result import BenchResult, PassRecord
+from specprobe.bench.texts import FAR_LESS_LIKELY_NATS, NEAR_TIE_NATS, Agreement, Likelihood
 from specprobe.interval import MIN_PROMPTS
 from specprobe.notices import Notice
 from specprobe.units import format_percent

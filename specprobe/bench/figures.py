@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specprobe.bench_client import Served
+from specprobe.bench.client import Served
 from specprobe.interval import LEVEL, MIN_PROMPTS, Interval, bootstrap_t
 from specprobe.load import Times
 from specprobe.recommend import VerdictName, decide
