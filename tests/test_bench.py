@@ -157,16 +157,18 @@ def test_counters_of_engines_are_read_and_subtracted():
         'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 9.0 1700000000\n'
         'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 4.0\n'
         'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 5.0\n'
-        'vllm:spec_decode_num_drafts_created{engine="0"} 1.7e9\nnot a line\nvllm:prefix_cache_hits_total NaN\n'
+        'vllm:spec_decode_num_drafts_created{engine="0"} 1.7e9\nnot a line\nvllm:kv_cache_usage_perc NaN\n'
     )
     counters = parse_metrics(text).speculation
     assert counters == SpecCounters(21, 9, 7, (5, 4))
+    with pytest.raises(SpecprobeError, match="no count"):
+        parse_metrics(text + "vllm:prefix_cache_hits_total NaN\n")
     assert counters - SpecCounters(1, 2, 3, (2,)) == SpecCounters(20, 7, 4, (3, 4))
     assert parse_metrics("").speculation is None
     told = {"num_spec_steps": 3, "num_draft_tokens": 7, "num_accepted_draft_tokens": 6}
     vllm = {"metrics": {"speculative_decoding": {**told, "acceptance_histogram": [0, 1, 1, 1]}}}
     assert counters_of_request(vllm) == SpecCounters(7, 6, 3, (3, 2, 1))
-    timings = {"predicted_n": 9, "draft_n": 7, "draft_n_accepted": 6}
+    timings = {"prompt_n": 5, "predicted_n": 9, "draft_n": 7, "draft_n_accepted": 6}
     assert counters_of_request({"timings": timings}) == SpecCounters(7, 6)
     assert counters_of_request({"timings": {"predicted_n": 9}}) == SpecCounters(0, 0)
     llama_cpp = parse_metrics(
@@ -175,8 +177,9 @@ def test_counters_of_engines_are_read_and_subtracted():
         'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 7\n'
         "llamacpp:prompt_tokens_cached_total 10\n"
     )
-    assert llama_cpp == ServerCounters("llamacpp", SpecCounters(44, 7, 15, (7,)), 40, 10)
+    assert llama_cpp == ServerCounters("llama.cpp", SpecCounters(44, 7, 15, (7,)), 40, 10)
     assert counters_of_request({"metrics": {"speculative_decoding": {"num_draft_tokens": True}}}) is None
+    assert counters_of_request({"metrics": {"speculative_decoding": {**told, "num_draft_tokens": 5}}}) is None
 
 
 def test_a_toy_engine_is_measured_and_its_counters_are_the_replays(capsys, prompts, tmp_path):

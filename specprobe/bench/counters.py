@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# NAME{labels} VALUE of the Prometheus text format; a time may follow.
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(\{.*\})?\s+([0-9.eE+-]+)(?:\s+\d+)?$", re.MULTILINE)
-_POSITION = re.compile(r'position="(\d+)"')
-_DRAFTS, _DRAFTED, _ACCEPTED, _ACCEPTED_AT = (
-    f"spec_decode_num_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
-)
-Engine = Literal["vllm", "llamacpp"]
+from specprobe.engine_numbers.prometheus import parse_scrape
+from specprobe.engine_numbers.responses import read_answer
+from specprobe.errors import SpecprobeError
+
+Engine = Literal["vllm", "llama.cpp"]
+# What the names of an engine's metrics begin with.
+PREFIXES: Mapping[Engine, str] = {"vllm": "vllm:", "llama.cpp": "llamacpp:"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,63 +84,44 @@ class ServerCounters:
 
 def parse_metrics(text: str) -> ServerCounters:
     """Counters of vLLM (0.9 to 0.33: v1/spec_decode/metrics.py, v1/metrics/loggers.py), summed over its engines, and of
-    llama.cpp (2026-10: tools/server/server-task.cpp).
+    llama.cpp (2026-10: tools/server/server-task.cpp). Raises SpecprobeError for what cannot be counters.
     """
-    engine: Engine | None = None
-    sums: dict[str, float] = {}
-    positions: dict[int, float] = {}
-    for full_name, labels, value in _SAMPLE.findall(text):
-        prefix, _, name = full_name.partition(":")
-        if prefix not in ("vllm", "llamacpp"):
-            continue
-        engine = "vllm" if prefix == "vllm" else "llamacpp"
-        try:
-            number = float(value)
-        except ValueError:
-            continue
-        if name == _ACCEPTED_AT and (found := _POSITION.search(labels)):
-            positions[int(found[1])] = positions.get(int(found[1]), 0.0) + number
-        else:
-            sums[name] = sums.get(name, 0.0) + number
+    scrape = parse_scrape("/metrics", text)
+    engine = next((one for one, prefix in PREFIXES.items() if any(n.startswith(prefix) for n in scrape.values)), None)
+    if engine is None:
+        return ServerCounters(None, None, None, None)
+    prefix = PREFIXES[engine]
     speculation = None
-    if _DRAFTS in sums:
-        at = tuple(round(positions.get(i, 0.0)) for i in range(max(positions) + 1)) if positions else None
-        drafted, accepted = (round(sums.get(name, 0.0)) for name in (_DRAFTED, _ACCEPTED))
-        speculation = SpecCounters(drafted, accepted, round(sums[_DRAFTS]), at)
-    if engine == "llamacpp":
-        cached = sums.get("prompt_tokens_cached_total")
-        # What was found in the cache is not among what was processed.
-        asked = None if cached is None else sums.get("prompt_tokens_total", 0.0) + cached
+    rounds = scrape.total(f"{prefix}spec_decode_num_drafts")
+    if rounds is not None:
+        speculation = SpecCounters(
+            scrape.total(f"{prefix}spec_decode_num_draft_tokens") or 0,
+            scrape.total(f"{prefix}spec_decode_num_accepted_tokens") or 0,
+            rounds,
+            scrape.by_position(f"{prefix}spec_decode_num_accepted_tokens_per_pos"),
+        )
+    if engine == "vllm":
+        asked, cached = (scrape.total(f"vllm:prefix_cache_{name}") for name in ("queries", "hits"))
     else:
-        asked, cached = (sums.get(f"prefix_cache_{name}_total") for name in ("queries", "hits"))
-    return ServerCounters(engine, speculation, *(None if one is None else round(one) for one in (asked, cached)))
+        cached = scrape.total("llamacpp:prompt_tokens_cached")
+        # What was found in the cache is not among what was processed.
+        asked = None if cached is None else (scrape.total("llamacpp:prompt_tokens") or 0) + cached
+    return ServerCounters(engine, speculation, asked, cached)
 
 
 def counters_of_request(event: Mapping[str, Any]) -> SpecCounters | None:
-    """What the last event of a stream tells of its own request: vLLM under `metrics` (where it was started with
-    --per-request-spec-decode-metrics), llama.cpp under `timings`; None where it tells nothing.
+    """What the last event of a stream tells of its own request (see `engine_numbers.responses`); None where it tells
+    nothing, or nothing that adds up.
     """
-    metrics = event.get("metrics")
-    told = metrics.get("speculative_decoding") if isinstance(metrics, Mapping) else None
-    if isinstance(told, Mapping):
-        histogram = told.get("acceptance_histogram")
-        drafted, accepted, rounds = (
-            _count(told, key) for key in ("num_draft_tokens", "num_accepted_draft_tokens", "num_spec_steps")
-        )
-        if drafted is None or accepted is None:
-            return None
-        at = None
-        if isinstance(histogram, list) and all(isinstance(count, int) for count in histogram):
-            at = tuple(sum(histogram[i:]) for i in range(1, len(histogram)))
-        return SpecCounters(drafted, accepted, rounds, at)
-    timings = event.get("timings")
-    if isinstance(timings, Mapping) and "predicted_n" in timings:
-        # Left out where nothing was drafted.
-        drafted, accepted = (_count(timings, key) for key in ("draft_n", "draft_n_accepted"))
-        return SpecCounters(drafted or 0, accepted or 0)
-    return None
-
-
-def _count(told: Mapping[str, Any], key: str) -> int | None:
-    value = told.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    try:
+        _, answer = read_answer(event, "an answer")
+    except SpecprobeError:
+        return None
+    if answer is None:
+        # llama.cpp leaves its counters out where nothing was drafted.
+        timings = event.get("timings")
+        return SpecCounters(0, 0) if isinstance(timings, Mapping) and "predicted_n" in timings else None
+    counts = answer.counts
+    if counts.drafted_tokens is None or counts.accepted_tokens is None:
+        return None
+    return SpecCounters(counts.drafted_tokens, counts.accepted_tokens, counts.drafted_rounds, counts.accepted_at)

@@ -27,6 +27,11 @@ _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 # Beyond it a sum of whole numbers in floats is no longer one.
 LARGEST_COUNT = 2.0**53
 DEEPEST = 1024
+# How the names of counters end that are read beside those of speculation.
+COUNTERS = (
+    *("_tokens", "tokens_predicted", "prompt_tokens_cached", "num_requests", "request_success"),
+    *("prefix_cache_queries", "prefix_cache_hits"),
+)
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -84,7 +89,7 @@ def read_scrapes(texts: Sequence[tuple[Path, str]]) -> EngineNumbers:
     """
     if len(texts) > 2:
         raise SpecprobeError("numbers of an engine: give one scrape of /metrics, or two: before, and after")
-    scrapes = [_scrape(path, text) for path, text in texts]
+    scrapes = [parse_scrape(str(path), text) for path, text in texts]
     engines = [_engine(scrape) for scrape in scrapes]
     if engines[0] != engines[-1]:
         raise SpecprobeError(
@@ -106,7 +111,8 @@ def _with_notice(numbers: EngineNumbers) -> EngineNumbers:
     return replace(numbers, notices=(*numbers.notices, notice))
 
 
-def _scrape(path: Path, text: str) -> Scrape:
+def parse_scrape(where: str, text: str) -> Scrape:
+    """The samples of one answer. Raises SpecprobeError for counters that are none, or that stand there twice."""
     values: dict[str, dict[Labels, float]] = {}
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.startswith("#"):
@@ -115,17 +121,17 @@ def _scrape(path: Path, text: str) -> Scrape:
         if found is None or not _is_number(found[3]):
             if "spec_" not in line:
                 continue
-            raise SpecprobeError(f"{path}:{number}: {inert(line, 60)!r} is no sample; is the file cut? scrape again")
+            raise SpecprobeError(f"{where}:{number}: {inert(line, 60)!r} is no sample; is the file cut? scrape again")
         name, value = found[1].removesuffix("_total"), float(found[3])
-        is_ours = "spec_" in name or name.endswith(("_tokens", "tokens_predicted", "num_requests", "request_success"))
+        is_ours = "spec_" in name or name.endswith(COUNTERS)
         if is_ours and not name.endswith("_created") and not 0 <= value <= LARGEST_COUNT:
-            raise SpecprobeError(f"{path}:{number}: {inert(name, 80)}: {found[3]} is no count; take the scrape again")
+            raise SpecprobeError(f"{where}:{number}: {inert(name, 80)}: {found[3]} is no count; take the scrape again")
         labels = tuple(sorted(_LABEL.findall(found[2] or "")))
         series = values.setdefault(name, {})
         if labels in series and is_ours:
-            raise SpecprobeError(f"{path}:{number}: {inert(name, 80)}: given twice; are two scrapes in one file?")
+            raise SpecprobeError(f"{where}:{number}: {inert(name, 80)}: given twice; are two scrapes in one file?")
         series[labels] = value
-    return Scrape(str(path), values)
+    return Scrape(where, values)
 
 
 def _is_number(text: str) -> bool:

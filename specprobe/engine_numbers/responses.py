@@ -141,6 +141,15 @@ ANSWERS: Mapping[str, Callable[[Figures], Answer | None]] = {
 """What a file may hold -> its reader, which returns None for a row that is no such answer."""
 
 
+def read_answer(body: Mapping[str, Any], where: str) -> tuple[str, Answer | None]:
+    """The kind of one answer, and its counters; None where it has none.
+
+    Raises SpecprobeError, naming `where`, for counters that contradict each other.
+    """
+    row = Figures(body, where)
+    return next(((kind, found) for kind, read in ANSWERS.items() if (found := read(row)) is not None), ("", None))
+
+
 def read_answers(rows: Iterable[Located]) -> EngineNumbers | None:
     """The counters of all answers; None where none has any.
 
@@ -153,15 +162,13 @@ def read_answers(rows: Iterable[Located]) -> EngineNumbers | None:
     kinds: set[str] = set()
     without = again = 0
     for where, row in rows:
-        body = Figures(_body(row), where)
-        kind, answer = next(
-            ((name, found) for name, read in ANSWERS.items() if (found := read(body)) is not None), ("", None)
-        )
+        body = _body(row)
+        kind, answer = read_answer(body, where)
         if answer is None:
             without += 1
             continue
         kinds.add(kind)
-        identity, own = _ids(row, body.values, len(answers))
+        identity, own = _ids(row, body, len(answers))
         if (identity, own) in seen:
             again += 1
             continue
