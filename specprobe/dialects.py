@@ -8,13 +8,13 @@ tokens are those of the tokenizer as far as it gives the text back and the serve
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from specprobe.chat_body import conversation
 from specprobe.completion_server import (
     Answer,
     Engine,
@@ -25,7 +25,7 @@ from specprobe.completion_server import (
 )
 from specprobe.errors import SpecprobeError
 from specprobe.processors import PLAIN
-from specprobe.prompt import Message, Prompt
+from specprobe.prompt import Prompt
 from specprobe.server import NotFoundError, RefusedFieldError, Server, TransientError, post_json
 from specprobe.store import Response
 from specprobe.tokens import Tokenizer, UnrenderableError
@@ -69,9 +69,7 @@ class Dialect:
         settings = {**request.processors.changed, **seed_of(request, sampling)}
         prompt = request.prompt
         if prompt is not None and prompt.messages:
-            body: dict[str, Any] = {"messages": [_turn(m) for m in prompt.messages], **_tools(prompt)}
-            if self.template_kwargs:
-                body["chat_template_kwargs"] = dict(self.template_kwargs)
+            body = conversation(prompt, self.template_kwargs)
             path = "chat/completions"
         else:
             has_text = prompt is not None and prompt.text is not None
@@ -141,15 +139,9 @@ class VllmDialect(Dialect):
         """From /tokenize, which renders as chat completions do."""
         if prompt.token_ids is not None:
             return token_ids(prompt.token_ids)
-        body: dict[str, Any] = {"model": self.model.name}
-        if prompt.messages:
-            body |= {"messages": [_turn(m) for m in prompt.messages], **_tools(prompt)}
-            if self.template_kwargs:
-                body["chat_template_kwargs"] = dict(self.template_kwargs)
-        else:
-            body["prompt"] = prompt.text or ""
+        asked = conversation(prompt, self.template_kwargs) if prompt.messages else {"prompt": prompt.text or ""}
         try:
-            return _tokens_told(self.server, "tokenize", body)
+            return _tokens_told(self.server, "tokenize", {"model": self.model.name, **asked})
         except NotFoundError:
             return Dialect.encode(self, prompt)
 
@@ -220,9 +212,7 @@ class LlamaCppDialect(Dialect):
             return Dialect.encode(self, prompt)
 
     def _rendered(self, prompt: Prompt) -> str:
-        body: dict[str, Any] = {"messages": [_turn(m) for m in prompt.messages], **_tools(prompt)}
-        if self.template_kwargs:
-            body["chat_template_kwargs"] = dict(self.template_kwargs)
+        body = conversation(prompt, self.template_kwargs)
         try:
             answer = post_json(self.server, f"{self.server.root}/apply-template", body)
         except RefusedFieldError as error:
@@ -272,29 +262,6 @@ def _tokens_told(server: Server, path: str, body: dict[str, Any]) -> TokenIds:
     except RefusedFieldError as error:
         raise UnrenderableError(str(error)) from None
     return token_ids(checked_ids(server, answer.get("tokens") if isinstance(answer, dict) else None))
-
-
-def _turn(message: Message) -> dict[str, Any]:
-    """A turn as the protocol has it: tool arguments as text."""
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning is not None:
-        turn["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
-    optional = {"tool_call_id": message.tool_call_id, "name": message.name}
-    return turn | {key: value for key, value in optional.items() if value is not None}
-
-
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    plain: dict[str, Any] = json.loads(json.dumps(call, default=dict))
-    function = plain.get("function")
-    if isinstance(function, dict) and not isinstance(function.get("arguments", ""), str):
-        function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
-    return plain
-
-
-def _tools(prompt: Prompt) -> dict[str, Any]:
-    return {"tools": json.loads(json.dumps(prompt.tools, default=dict))} if prompt.tools else {}
 
 
 def seed_of(request: Request, sampling: Sampling) -> dict[str, int]:

@@ -25,6 +25,7 @@ from specprobe.notices import inert
 from specprobe.paths import write_private
 from specprobe.progress import Stages
 from specprobe.server import RefusedFieldError, Server
+from specprobe.side_by_side import side_by_side
 
 SCHEMA = "specprobe.points/1"
 LARGEST_CONCURRENCY = 256
@@ -36,7 +37,6 @@ DOUBLINGS = 3
 # Chunks hold one token each; some servers join a few when their sender is late.
 MOST_TOKENS_A_CHUNK = 1.2
 WARM_UP_WORDS = 64
-THREAD_NAME = "specprobe-request"
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 
 
@@ -143,32 +143,13 @@ def gaps_while_all_run(chunk_times: Sequence[Sequence[float]]) -> list[float]:
 
 def _run_together(server: Server, asking: _Asking, concurrency: int, context: int, output_tokens: int) -> list[Answer]:
     """So many requests at once; the first failure among them ends all."""
-    answers: list[Answer] = []
-    failures: list[BaseException] = []
-    stopped = threading.Event()
+    words = max(1, round(context / asking.tokens_a_word))
 
-    def ask() -> None:
-        try:
-            words = max(1, round(context / asking.tokens_a_word))
-            body = {**asking.fields, "prompt": random_words(words), "max_tokens": output_tokens}
-            answers.append(stream_completion(server, body, stopped.is_set))
-        except BaseException as error:
-            failures.append(error)
-            stopped.set()
+    def ask(_number: int, stopped: threading.Event) -> Answer:
+        body = {**asking.fields, "prompt": random_words(words), "max_tokens": output_tokens}
+        return stream_completion(server, body, stopped.is_set)
 
-    # Daemons, so that Ctrl-C need not wait for answers that still come.
-    threads = [threading.Thread(target=ask, name=THREAD_NAME, daemon=True) for _ in range(concurrency)]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    except BaseException:
-        stopped.set()
-        raise
-    if failures:
-        raise failures[0]
-    return answers
+    return [answer for _, answer in side_by_side(ask, range(concurrency), concurrency)]
 
 
 def _warm_up(server: Server, model: ServedModel, plan: ProbePlan) -> _Asking:

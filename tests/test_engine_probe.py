@@ -12,11 +12,12 @@ from fake_server import serving
 import specprobe.engine_probe as engine_probe
 from specprobe.cli import run_command
 from specprobe.completion_server import Answer, find_model
-from specprobe.engine_probe import THREAD_NAME, ProbePlan, gaps_while_all_run, probe_server
+from specprobe.engine_probe import ProbePlan, gaps_while_all_run, probe_server
 from specprobe.errors import SpecprobeError
 from specprobe.measured_points import read_points
 from specprobe.progress import Silent
 from specprobe.server import parse_server
+from specprobe.side_by_side import THREAD_NAME
 
 PLAN = ProbePlan((1, 3), (32,), output_tokens=24, repeats=1)
 
@@ -270,4 +271,7 @@ def test_threads_of_a_measurement_end():
         server.behaviour.status = 500
         with pytest.raises(SpecprobeError):
             probe(server.url)
-    assert not [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
+    for thread in threading.enumerate():
+        if thread.name == THREAD_NAME:
+            thread.join(timeout=10)
+            assert not thread.is_alive()

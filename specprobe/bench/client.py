@@ -1,7 +1,4 @@
-"""One side of a bench: how prompts are asked of a server, and a closed loop of such requests.
-
-A closed loop of C keeps C requests in flight: where one ends, the next prompt of the order begins, until none is left.
-"""
+"""One side of a bench: how prompts are asked of a server, and what is kept of each answer."""
 
 from __future__ import annotations
 
@@ -12,16 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from specprobe.bench.counters import SpecCounters, counters_of_request
+from specprobe.chat_body import conversation
 from specprobe.completion_server import MOST_CHUNKS_A_TOKEN
-from specprobe.engine_probe import THREAD_NAME, random_words
+from specprobe.engine_probe import random_words
 from specprobe.errors import SpecprobeError
 from specprobe.prompt import Message, Prompt
 from specprobe.server import Server, stream_events
+from specprobe.side_by_side import side_by_side
 
-Asked = TypeVar("Asked")
 # Of a warm-up answer: enough rounds to draft in, and to bring up every kernel of a batch.
 WARM_UP_WORDS, WARM_UP_TOKENS = 32, 16
 DIGEST_DIGITS = 16
@@ -136,8 +134,7 @@ class Asking:
             **({} if seed is None else {"seed": seed}),
         }
         if prompt.messages:
-            tools = {"tools": [dict(tool) for tool in prompt.tools]} if prompt.tools else {}
-            return "/chat/completions", {**fields, "messages": [_message(one) for one in prompt.messages], **tools}
+            return "/chat/completions", {**fields, **conversation(prompt)}
         content: Any = prompt.text if prompt.token_ids is None else list(prompt.token_ids)
         return "/completions", {**fields, "prompt": content}
 
@@ -271,78 +268,14 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(one) is int and 0 <= one < 2**31 for one in value)
 
 
-def _message(message: Message) -> dict[str, Any]:
-    """As the protocol has it: the arguments of a call are JSON in a string."""
-    calls = [
-        {**call, "function": {**call["function"], "arguments": _arguments(call["function"].get("arguments"))}}
-        for call in message.tool_calls
-        if isinstance(call.get("function"), Mapping)
-    ]
-    optional = {"tool_calls": calls, "tool_call_id": message.tool_call_id, "name": message.name}
-    return {"role": message.role, "content": message.content, **{key: one for key, one in optional.items() if one}}
-
-
-def _arguments(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, default=dict)
-
-
 def warm_up(asking: Asking, concurrency: int) -> None:
     """So many untimed requests at once, of random words, so that nothing of the prompts is remembered from them."""
     brief = Asking(asking.server, asking.model, asking.temperature, min(WARM_UP_TOKENS, asking.max_new_tokens))
 
-    def one(_number: int, is_stopped: Callable[[], bool]) -> None:
+    def one(_number: int, stopped: threading.Event) -> None:
         message = Message("user", random_words(WARM_UP_WORDS))
         prompt = Prompt("warm-up", "", 0, "", messages=(message,))
-        ask(brief, prompt, 0, salt=random_words(2), seed=None, begin=0.0, is_stopped=is_stopped)
+        ask(brief, prompt, 0, salt=random_words(2), seed=None, begin=0.0, is_stopped=stopped.is_set)
 
-    closed_loop(one, list(range(concurrency)), concurrency)
-
-
-def closed_loop(
-    ask_one: Callable[[int, Callable[[], bool]], Asked],
-    order: Sequence[int],
-    concurrency: int,
-    on_answer: Callable[[int], None] | None = None,
-) -> list[Asked]:
-    """Ask for everything in the order, `concurrency` at once; answers in the order in which they were begun.
-
-    `ask_one(number, is_stopped)`: one request. `on_answer`: called with the number of answers so far. The first
-    failure ends all, and is raised.
-    """
-    answers: dict[int, Asked] = {}
-    failures: list[BaseException] = []
-    stopped = threading.Event()
-    lock = threading.Lock()
-    waiting = iter(enumerate(order))
-
-    def work() -> None:
-        while not stopped.is_set():
-            with lock:
-                place, number = next(waiting, (-1, -1))
-            if place < 0:
-                return
-            try:
-                answer = ask_one(number, stopped.is_set)
-            except BaseException as error:
-                failures.append(error)
-                stopped.set()
-                return
-            with lock:
-                answers[place] = answer
-                if on_answer is not None:
-                    on_answer(len(answers))
-
-    # Daemons, so that Ctrl-C need not wait for answers that still come.
-    workers = min(concurrency, len(order))
-    threads = [threading.Thread(target=work, name=THREAD_NAME, daemon=True) for _ in range(workers)]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    except BaseException:
-        stopped.set()
-        raise
-    if failures:
-        raise failures[0]
-    return [answers[place] for place in sorted(answers)]
+    for _ in side_by_side(one, range(concurrency), concurrency):
+        pass

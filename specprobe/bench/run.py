@@ -7,6 +7,7 @@ match the replay), conclude (figures, prediction, what is wrong).
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from specprobe.bench.client import Asking, Served, Written, ask, closed_loop, warm_up
+from specprobe.bench.client import Asking, Served, Written, ask, warm_up
 from specprobe.bench.conclusions import Bench, Examined, Greedy, conclude
 from specprobe.bench.counters import ServerCounters, SpecCounters, parse_metrics
 from specprobe.bench.document import bench_document
@@ -45,6 +46,7 @@ from specprobe.prompt import Prompt
 from specprobe.run_files import check_out
 from specprobe.scan import ReadOptions
 from specprobe.server import CALIBRATE, Server, get_text, parse_server
+from specprobe.side_by_side import side_by_side
 from specprobe.workload import Workload, read_workload
 
 # Answers of each arm that are scored under the target, and prompts that are also asked greedily at T > 0: enough for a
@@ -252,22 +254,26 @@ class _Desk:
         before = _counters(asking.server)
         begin = time.perf_counter()
 
-        def ask_one(number: int, is_stopped: Callable[[], bool]) -> tuple[Served, Written]:
+        def ask_one(number: int, stopped: threading.Event) -> tuple[Served, Written]:
             # Sampled answers differ from repeat to repeat, and come out alike when the bench is run again.
             seed = plan.seed + 1000 * key.repeat + number if plan.temperature > 0 else None
             prompt = self._prompts[number]
-            return ask(asking, prompt, number, salt=salt, seed=seed, begin=begin, is_stopped=is_stopped)
+            return ask(asking, prompt, number, salt=salt, seed=seed, begin=begin, is_stopped=stopped.is_set)
 
-        answers = closed_loop(ask_one, order, key.concurrency, lambda done: advance(done / len(order)))
+        # A closed loop: where an answer ends, the next prompt of the order begins, until none is left.
+        answers: dict[int, tuple[Served, Written]] = {}
+        for place, answer in side_by_side(ask_one, order, key.concurrency):
+            answers[place] = answer
+            advance(len(answers) / len(order))
         rose = rise(before, _counters(asking.server))
         record = PassRecord(
             key,
-            tuple(served for served, _ in answers),
+            tuple(answers[place][0] for place in range(len(order))),
             rose.speculation,
             rose.prompt_tokens_asked,
             rose.prompt_tokens_cached,
         )
-        return record, {served.prompt: written for served, written in answers}
+        return record, {served.prompt: written for served, written in answers.values()}
 
     def _keep(self, records: Sequence[PassRecord]) -> None:
         if self._options.out is not None:
