@@ -19,10 +19,8 @@ from specprobe.side_by_side import side_by_side
 from specprobe.store import Response, TrajectoryStore
 from specprobe.tokens import Tokenizer, UnrenderableError
 from specprobe.trajectory import TokenIds
-from specprobe.writing import Generated, Progress, Request, Sampling, Tally, output_limit
+from specprobe.writing import Gathering, Generated, Progress, Request, Sampling, output_limit
 
-# One file for all of a server's responses under the same settings: there are no batches that rounding depends on.
-FILE = "responses"
 PATIENCE = Patience()
 
 
@@ -132,16 +130,8 @@ class Endpoint:
         """
         limits = [output_limit(self.max_positions, len(r.prompt_ids), sampling, r.max_new_tokens) for r in requests]
         kept = store.open(self._settings(sampling)) if store else None
-        stored = kept.load(FILE) if kept else {}
-        tally = Tally(limits, on_progress)
-        responses: dict[int, Response] = {}
-        missing: list[int] = []
-        for index, request in enumerate(requests):
-            if request.key in stored:
-                responses[index] = stored[request.key]
-                tally.reuse(limits[index], responses[index])
-            else:
-                missing.append(index)
+        gathering = Gathering(requests, limits, kept, on_progress)
+        missing = gathering.missing
 
         def ask(index: int, stopped: Event) -> Response:
             request, limit = requests[index], limits[index]
@@ -149,19 +139,15 @@ class Endpoint:
 
         try:
             for number, response in side_by_side(ask, missing, self._at_once):
-                index = missing[number]
-                responses[index] = response
-                if kept:
-                    kept.append(FILE, requests[index].key, response)
-                tally.finish(limits[index], response)
-                tally.step(len(response.output_ids))
+                gathering.take(missing[number], response)
         except SpecprobeError as error:
             if not kept:
                 raise
             raise SpecprobeError(
-                f"{error} ({len(responses)} of {len(requests)} responses are kept, the same command goes on from there)"
+                f"{error} ({gathering.num_finished} of {len(requests)} responses are kept, the same command goes on "
+                "from there)"
             ) from None
-        return Generated(tuple(responses[i] for i in range(len(requests))), tally.reused)
+        return gathering.generated()
 
     def _settings(self, sampling: Sampling) -> dict[str, Any]:
         """Everything besides the requests that changes what is written; no key and nothing of it."""

@@ -12,6 +12,7 @@ from specprobe.gate import GateSettings
 from specprobe.notices import inert
 from specprobe.project_defaults import read_table
 from specprobe.result_choice import Choice
+from specprobe.toml_values import as_number, as_text, as_whole, as_yes_no
 
 
 def parse_share(text: str, option: str) -> float:
@@ -56,48 +57,24 @@ def _value(key: str, value: Any, where: str) -> Any:
         raise SpecprobeError(f"{where} {inert(key)}: {error}") from None
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError("must be a number")
-    return float(value)
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError("must be a whole number")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError("must be text")
-    return value
-
-
-def _yes_no(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError("must be true or false")
-    return value
-
-
 def _share(value: Any) -> float:
-    return parse_share(value, "max_regression") if isinstance(value, str) else _number(value)
+    return parse_share(value, "max_regression") if isinstance(value, str) else as_number(value)
 
 
 def _path(value: Any) -> Path:
-    return Path(_text(value))
+    return Path(as_text(value))
 
 
 KEYS: Mapping[str, Callable[[Any], Any]] = {
-    "min_acceptance_length": _number,
-    "min_tokens_per_round": _number,
-    "min_speedup": _number,
+    "min_acceptance_length": as_number,
+    "min_tokens_per_round": as_number,
+    "min_speedup": as_number,
     "max_regression": _share,
     "baseline": _path,
     "recommendation": _path,
-    "drafter": _text,
-    "depth": _whole,
-    "temperature": _number,
-    "allow_undecided": _yes_no,
-    "force": _yes_no,
+    "drafter": as_text,
+    "depth": as_whole,
+    "temperature": as_number,
+    "allow_undecided": as_yes_no,
+    "force": as_yes_no,
 }

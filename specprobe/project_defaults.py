@@ -15,6 +15,7 @@ from typing import Any
 
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
+from specprobe.toml_values import as_number, as_text, as_whole, as_yes_no
 
 OWN_FILE = "specprobe.toml"
 PROJECT_FILE = "pyproject.toml"
@@ -169,38 +170,8 @@ def _value(option: Option, value: Any) -> Any:
     choices = tuple(getattr(option.kind, "__members__", ()))
     if choices and value not in choices:
         raise TypeError(f"must be one of {', '.join(choices)}")
-    reader: Callable[[Any], Any] = READERS.get(option.kind, _text)
+    reader: Callable[[Any], Any] = READERS.get(option.kind, as_text)
     return reader(value)
-
-
-def _yes_no(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError("must be true or false")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError("must be a number")
-    return float(value)
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError("must be a whole number")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError("must be text")
-    return value
-
-
-def _choice(value: Any, choices: tuple[str, ...]) -> str:
-    if value not in choices:
-        raise TypeError(f"must be one of {', '.join(choices)}")
-    return str(value)
 
 
 def _texts(value: Any) -> list[str]:
@@ -219,14 +190,14 @@ def _unless_code(text: str) -> str:
 def _numbers(value: Any, *, of_one: bool) -> Any:
     """For options that are a list in one word, such as 1,8,64."""
     if of_one:
-        return _number(value)
+        return as_number(value)
     if isinstance(value, str):
-        return _text(value)
+        return as_text(value)
     items = value if isinstance(value, list) else [value]
     if not items:
         raise TypeError("must be a number, a list of numbers, or text such as '1,8'")
     try:
-        return ",".join(f"{_number(item):.17g}" for item in items)
+        return ",".join(f"{as_number(item):.17g}" for item in items)
     except TypeError:
         raise TypeError("must be a number, a list of numbers, or text such as '1,8'") from None
 
@@ -238,4 +209,4 @@ def _as_json(value: Mapping[str, Any]) -> str:
         raise TypeError("holds what JSON does not have, such as a date") from None
 
 
-READERS: Mapping[type, Callable[[Any], Any]] = {bool: _yes_no, float: _number, int: _whole}
+READERS: Mapping[type, Callable[[Any], Any]] = {bool: as_yes_no, float: as_number, int: as_whole}

@@ -28,9 +28,7 @@ from specprobe.quiet import quiet_transformers
 from specprobe.store import Response, TrajectoryStore
 from specprobe.tokens import Tokenizer, UnrenderableError, first_line, load_tokenizer
 from specprobe.trajectory import TokenIds, token_ids
-from specprobe.writing import Generated, Progress, Request, Sampling, Tally, output_limit
-
-FILE = "responses"
+from specprobe.writing import Gathering, Generated, Progress, Request, Sampling, output_limit
 
 
 class VllmWriter:
@@ -102,23 +100,10 @@ class VllmWriter:
         """A response to each request, read from `store` or written now and kept there as soon as it ends."""
         limits = [output_limit(self.max_positions, len(r.prompt_ids), sampling, r.max_new_tokens) for r in requests]
         kept = store.open(self._settings(sampling)) if store else None
-        stored = kept.load(FILE) if kept else {}
-        tally = Tally(limits, on_progress)
-        responses: dict[int, Response] = {}
-        missing: list[int] = []
-        for index, request in enumerate(requests):
-            if request.key in stored:
-                responses[index] = stored[request.key]
-                tally.reuse(limits[index], responses[index])
-            else:
-                missing.append(index)
-        for index, response in self._generate(requests, limits, sampling, missing):
-            responses[index] = response
-            if kept:
-                kept.append(FILE, requests[index].key, response)
-            tally.finish(limits[index], response)
-            tally.step(len(response.output_ids))
-        return Generated(tuple(responses[i] for i in range(len(requests))), tally.reused)
+        gathering = Gathering(requests, limits, kept, on_progress)
+        for index, response in self._generate(requests, limits, sampling, gathering.missing):
+            gathering.take(index, response)
+        return gathering.generated()
 
     def close(self) -> None:
         """End the engine's processes: drafters need the memory, and Python would wait for them when it exits."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from specprobe.defaults import BATCH_SIZE, MAX_NEW_TOKENS
 from specprobe.processors import DEFAULT_RULE, PLAIN, ProcessingRule, Processors
 from specprobe.prompt import Prompt
-from specprobe.store import Response, TrajectoryStore
+from specprobe.store import Response, SettingsStore, TrajectoryStore
 from specprobe.tokens import Tokenizer, UnrenderableError
 from specprobe.trajectory import TokenIds
 
@@ -148,6 +148,52 @@ class Tally:
     def _tell(self) -> None:
         if self._report:
             self._report(Progress(self._tokens, self._at_most, self._finished, self._wanted, self.reused))
+
+
+class Gathering:
+    """Responses that end one by one, in any order: each is kept as it ends, and what was kept before is not missing.
+
+    `missing`: indices of the requests that are still to be answered. `limits`: of each response, in tokens.
+    """
+
+    # There are no batches that rounding depends on, so one file holds all that was written under the same settings.
+    FILE = "responses"
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        limits: Sequence[int],
+        kept: SettingsStore | None,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._requests, self._limits, self._kept = requests, limits, kept
+        self._tally = Tally(limits, on_progress)
+        self._responses: dict[int, Response] = {}
+        self.missing: list[int] = []
+        stored = kept.load(self.FILE) if kept else {}
+        for index, request in enumerate(requests):
+            if request.key in stored:
+                self._responses[index] = stored[request.key]
+                self._tally.reuse(limits[index], stored[request.key])
+            else:
+                self.missing.append(index)
+
+    @property
+    def num_finished(self) -> int:
+        """Responses that are there by now."""
+        return len(self._responses)
+
+    def take(self, index: int, response: Response) -> None:
+        """The response to the request of this index has ended."""
+        self._responses[index] = response
+        if self._kept:
+            self._kept.append(self.FILE, self._requests[index].key, response)
+        self._tally.finish(self._limits[index], response)
+        self._tally.step(len(response.output_ids))
+
+    def generated(self) -> Generated:
+        """All of them, once none is missing."""
+        return Generated(tuple(self._responses[i] for i in range(len(self._requests))), self._tally.reused)
 
 
 def output_limit(
