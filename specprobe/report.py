@@ -19,8 +19,8 @@ from specprobe.notice_report import render_notices
 from specprobe.notices import inert
 from specprobe.processors import Processors
 from specprobe.run import ResponseRecord, Run
-from specprobe.run_glance import best_by_temperature, render_glance
-from specprobe.summary import ResultSummary, RunSummary
+from specprobe.run_glance import render_glance
+from specprobe.summary import ResultSummary, RunSummary, best_by_temperature
 from specprobe.temperature_report import (
     entropy_line,
     render_concentration,
@@ -200,7 +200,7 @@ def _positions(summary: ResultSummary) -> Block:
 def _depths(summary: ResultSummary) -> Block:
     headers = ("depth", "tokens/round", "90 % interval", "accept. rate", "accept. length", "coverage")
     names = ("depth", "tokens per round", "90 % interval", "acceptance rate", "mean acceptance length", "coverage")
-    best = max(summary.totals, key=lambda totals: totals.tokens_per_round or 0)
+    best = summary.best
     counted = [
         (totals, interval)
         for totals, interval in zip(summary.totals, summary.tokens_per_round, strict=True)

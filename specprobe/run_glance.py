@@ -12,7 +12,7 @@ from specprobe.labels import label_cells
 from specprobe.notice_report import render_notices_briefly
 from specprobe.notices import inert
 from specprobe.run import Run
-from specprobe.summary import ResultSummary, RunSummary
+from specprobe.summary import ResultSummary, RunSummary, best_by_temperature
 from specprobe.units import (
     ABSENT,
     evenly,
@@ -47,28 +47,9 @@ def render_glance(run: Run, derived: RunSummary, *, details: bool = False) -> Bl
     return Section(parts)
 
 
-def best_by_temperature(summaries: Sequence[ResultSummary]) -> list[ResultSummary]:
-    """The result with most tokens per round at each temperature."""
-    best: dict[float, ResultSummary] = {}
-    for summary in summaries:
-        held = best.setdefault(summary.acceptance.temperature, summary)
-        if _most_tokens(summary) > _most_tokens(held):
-            best[summary.acceptance.temperature] = summary
-    return list(best.values())
-
-
-def _most_tokens(summary: ResultSummary) -> float:
-    return max(totals.tokens_per_round or 1.0 for totals in summary.totals)
-
-
-def _best_depth(summary: ResultSummary) -> int:
-    """With most tokens per round; of equals the shallowest."""
-    return max(summary.totals, key=lambda totals: (totals.tokens_per_round or 1.0, -totals.depth)).depth
-
-
 def _answer(run: Run, summaries: Sequence[ResultSummary]) -> Block:
-    best = max(summaries, key=_most_tokens)
-    tokens_per_round, depth = _most_tokens(best), _best_depth(best)
+    best = max(summaries, key=lambda one: one.most_tokens_per_round)
+    tokens_per_round, depth = best.most_tokens_per_round, best.best.depth
     if tokens_per_round <= 1:
         none = "No drafter had anything accepted on this traffic: without a trained drafter, don't speculate."
         return Sentence("most tokens per round", none)
@@ -94,7 +75,7 @@ def _results(summaries: Sequence[ResultSummary]) -> Block:
         Column("90 % interval"),
         Column(f"accepted up to position 1..{depth}", "accepted up to each position", is_number=False),
     ]
-    shown = sorted(summaries, key=_most_tokens, reverse=True)[:MOST_RESULTS]
+    shown = sorted(summaries, key=lambda one: one.most_tokens_per_round, reverse=True)[:MOST_RESULTS]
     labels = label_cells(summary.acceptance.label for summary in summaries)
     rows = [(labels[one.acceptance.label], *_result(one)) for one in summaries if one in shown]
     table = Figures(columns, rows, num_keys=2, repeats_keys=True)
@@ -104,12 +85,12 @@ def _results(summaries: Sequence[ResultSummary]) -> Block:
 
 
 def _result(summary: ResultSummary) -> tuple[AnyCell, ...]:
-    acceptance, depth = summary.acceptance, _best_depth(summary)
+    acceptance, depth = summary.acceptance, summary.best.depth
     interval = summary.tokens_per_round[depth - 1]
     return (
         f"{acceptance.temperature:g}",
         str(depth),
-        f"{_most_tokens(summary):.2f}",
+        f"{summary.most_tokens_per_round:.2f}",
         format_interval(interval.low, interval.high) if interval else ABSENT,
         _positions(summary.totals[-1].survival or ()),
     )

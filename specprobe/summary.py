@@ -66,6 +66,26 @@ class ResultSummary:
     concentration: Concentration
     groups: tuple[GroupResult, ...] = ()
 
+    @property
+    def best(self) -> DepthTotals:
+        """At the depth with most tokens per round; of equals the shallowest."""
+        return max(self.totals, key=lambda totals: totals.tokens_per_round or 0.0)
+
+    @property
+    def most_tokens_per_round(self) -> float:
+        """At that depth; 1 where nothing was written in rounds."""
+        return self.best.tokens_per_round or 1.0
+
+
+def best_by_temperature(summaries: Sequence[ResultSummary]) -> list[ResultSummary]:
+    """The result with most tokens per round at each temperature."""
+    best: dict[float, ResultSummary] = {}
+    for summary in summaries:
+        held = best.setdefault(summary.acceptance.temperature, summary)
+        if summary.most_tokens_per_round > held.most_tokens_per_round:
+            best[summary.acceptance.temperature] = summary
+    return list(best.values())
+
 
 def summarize(acceptance: Acceptance, groups: Sequence[str | None] | None = None, *, seed: int = 0) -> ResultSummary:
     """Totals, 90 % intervals over prompts, and the fitted curve at the largest depth; `groups`: label by response."""

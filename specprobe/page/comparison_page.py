@@ -96,7 +96,7 @@ def _overview(given: Sequence[PageInput]) -> DataTable:
         for temperature in one.run.temperatures:
             results = results_at(one.summary, temperature)
             for name, found in zip(names_of(results), results, strict=True):
-                best = max(found.totals, key=lambda totals: totals.tokens_per_round or 0.0)
+                best = found.best
                 interval = found.tokens_per_round[best.depth - 1]
                 rows.append(
                     (

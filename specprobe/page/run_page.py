@@ -34,7 +34,7 @@ from specprobe.page.verdict_views import (
     verdict_sentence,
 )
 from specprobe.run import Run
-from specprobe.summary import ResultSummary, RunSummary
+from specprobe.summary import ResultSummary, RunSummary, best_by_temperature
 from specprobe.temperature_report import concentration_in_words
 from specprobe.units import ABSENT, format_interval, format_number, format_percent, format_plural
 
@@ -114,7 +114,7 @@ def run_page(given: PageInput) -> RunPage:
         temperature_table=temperature_table(advice) if advice else None,
         latencies=tuple(latency_figures("times", verdicts)),
         gains_figures=tuple(figure for figure in (by_request, requests) if figure is not None),
-        gains=tuple(_gains(best) for best in _best_results(summary.results)),
+        gains=tuple(_gains(best) for best in best_by_temperature(summary.results)),
         sensitivity=sensitivity_table(verdicts[-1]) if verdicts else None,
         methods=tuple(table for table in methods_tables(summary, advice) if table.rows),
         provenance=(*run_facts(run, given.sha256), *([advice_facts(advice)] if advice else [])),
@@ -123,14 +123,13 @@ def run_page(given: PageInput) -> RunPage:
 
 def most_tokens(results: Sequence[ResultSummary]) -> str:
     """The answer as far as acceptance gives one."""
-    found = max(results, key=_most, default=None)
-    if found is None or _most(found) <= 1:
+    found = max(results, key=lambda one: one.most_tokens_per_round, default=None)
+    if found is None or found.most_tokens_per_round <= 1:
         return "No drafter had anything accepted on this traffic."
     acceptance = found.acceptance
-    depth = max(found.totals, key=lambda totals: totals.tokens_per_round or 0.0).depth
     return (
-        f"Most tokens per round: {_most(found):.2f}, with {shown(acceptance.label)} at depth {depth} and "
-        f"temperature {acceptance.temperature:g}."
+        f"Most tokens per round: {found.most_tokens_per_round:.2f}, with {shown(acceptance.label)} at depth "
+        f"{found.best.depth} and temperature {acceptance.temperature:g}."
     )
 
 
@@ -221,16 +220,6 @@ def _by_entropy(results: Sequence[ResultSummary]) -> DataTable | None:
     )
 
 
-def _best_results(results: Sequence[ResultSummary]) -> list[ResultSummary]:
-    """The result with most tokens per round at each temperature."""
-    best: dict[float, ResultSummary] = {}
-    for result in results:
-        held = best.setdefault(result.acceptance.temperature, result)
-        if _most(result) > _most(held):
-            best[result.acceptance.temperature] = result
-    return list(best.values())
-
-
 def _best_named(run: Run, results: Sequence[ResultSummary]) -> list[Named]:
     several = len(run.temperatures) > 1
     return [
@@ -240,7 +229,7 @@ def _best_named(run: Run, results: Sequence[ResultSummary]) -> list[Named]:
             found,
             number,
         )
-        for number, found in enumerate(_best_results(results))
+        for number, found in enumerate(best_by_temperature(results))
     ]
 
 
@@ -292,7 +281,3 @@ def _requests(of: str, found: Concentration) -> DataTable | None:
     if not rows:
         return None
     return DataTable(f"Requests at both ends: {of}", ("request", "writes", "tokens per round"), tuple(rows), num_text=2)
-
-
-def _most(result: ResultSummary) -> float:
-    return max(totals.tokens_per_round or 1.0 for totals in result.totals)
