@@ -51,6 +51,7 @@ class Words:
 
 
 CALIBRATE = Words("--server", "lower --concurrency, or measure a server of your own", "--context and --output-tokens")
+BENCH = Words("--server", "lower --concurrency, or ask a server of your own", "--max-new-tokens")
 ANALYZE = Words("--target", "lower --batch-size", "--max-model-len and --max-new-tokens")
 
 

@@ -1,4 +1,4 @@
-"""`bench`: the same prompts on a real server with and without speculation, beside the prediction.
+"""A bench from its options to what it says.
 
 Stages: measure (every pass, kept as it finishes), examine (are the answers of both arms the same, and do the counters
 match the replay), conclude (figures, prediction, what is wrong).
@@ -45,7 +45,7 @@ from specprobe.progress import Advance, Stages
 from specprobe.prompt import Prompt
 from specprobe.run_files import check_out
 from specprobe.scan import ReadOptions
-from specprobe.server import CALIBRATE, Server, get_text, parse_server
+from specprobe.server import BENCH, Server, get_text, parse_server
 from specprobe.side_by_side import side_by_side
 from specprobe.workload import Workload, read_workload
 
@@ -113,7 +113,7 @@ def run_bench(options: BenchOptions, stages: Stages) -> Bench:
         arm: parse_server(
             options.urls[arm],
             timeout_seconds=options.timeout_seconds,
-            words=replace(CALIBRATE, address="--server" if arm == "plain" or options.commands else "--speculative"),
+            words=replace(BENCH, address="--server" if arm == "plain" or options.commands else "--speculative"),
         )
         for arm in ARMS
     }
