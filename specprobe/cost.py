@@ -26,13 +26,18 @@ Floats = NDArray[np.float64]
 Source = Literal["measured", "roofline", "engine", "file"]
 
 
+def timing_spread(seconds: Sequence[float] | Floats) -> float:
+    """The standard deviation that the median absolute deviation of timings stands for, were their errors normal."""
+    return 1.4826 * float(np.median(np.abs(np.subtract(seconds, np.median(seconds)))))
+
+
 @dataclass(frozen=True, slots=True)
 class CostPoint:
     """The time of one forward pass of the target over `batch` sequences.
 
     `query_tokens`: new tokens per sequence (1 + drafted in a round); `context`: tokens already in the KV cache of
-    each. `seconds`: the median of `repeats` timings; `spread_seconds`: their scaled median absolute deviation
-    (1.4826 MAD, the standard deviation of a normal sample); `outliers`: timings beyond 5 spreads of the median.
+    each. `seconds`: the median of `repeats` timings; `spread_seconds`: their
+    `timing_spread`; `outliers`: timings beyond 5 spreads of the median.
     """
 
     batch: int

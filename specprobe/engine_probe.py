@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specprobe.completion_server import Answer, ServedModel, stream_completion
+from specprobe.cost import timing_spread
 from specprobe.documents import dump_document, read_own_document
 from specprobe.errors import SpecprobeError
 from specprobe.measured_points import StepTiming, Timing, timing_of_row
@@ -121,7 +122,7 @@ def _measure_level(server: Server, asking: _Asking, plan: ProbePlan, concurrency
         "query_tokens": 1,
         "context": round(statistics.mean(contexts)),
         "seconds": seconds,
-        "spread_seconds": 1.4826 * statistics.median(abs(median - seconds) for median in medians),
+        "spread_seconds": timing_spread(medians),
         "repeats": len(medians),
         "source": "engine",
         "prompt_tokens_asked": context,

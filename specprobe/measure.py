@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specprobe.cost import CostPoint, DraftingPoint
+from specprobe.cost import CostPoint, DraftingPoint, timing_spread
 from specprobe.drafters.base import Drafter, Limits
 from specprobe.errors import SpecprobeError
 from specprobe.memory import free_bytes
@@ -446,8 +446,7 @@ def _memory_errors(target: Target, batch: int, context: int) -> Iterator[None]:
 
 def _summary(batch: int, query: int, context: int, seconds: Seconds) -> CostPoint:
     median = float(np.median(seconds))
-    deviation = np.abs(seconds - median)
-    spread = 1.4826 * float(np.median(deviation))
+    spread = timing_spread(seconds)
     return CostPoint(
         batch=batch,
         query_tokens=query,
@@ -455,7 +454,7 @@ def _summary(batch: int, query: int, context: int, seconds: Seconds) -> CostPoin
         seconds=median,
         spread_seconds=spread,
         repeats=len(seconds),
-        outliers=int((deviation > OUTLIER_SPREADS * spread).sum()) if spread else 0,
+        outliers=int((np.abs(seconds - median) > OUTLIER_SPREADS * spread).sum()) if spread else 0,
     )
 
 

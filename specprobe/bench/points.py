@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from specprobe.cost import timing_spread
 from specprobe.errors import SpecprobeError
 
 SCHEMA = "specprobe.bench/1"
@@ -44,10 +45,11 @@ def bench_rows(document: Mapping[str, Any], where: str) -> Iterator[tuple[str, d
 
 
 def _seconds(by_repeat: Sequence[float]) -> dict[str, Any]:
-    middle = statistics.median(by_repeat)
-    # 1.4826: from the median distance to a standard deviation of a normal error.
-    spread = 1.4826 * statistics.median(abs(one - middle) for one in by_repeat)
-    return {"seconds": middle, "spread_seconds": spread, "repeats": len(by_repeat)}
+    return {
+        "seconds": statistics.median(by_repeat),
+        "spread_seconds": timing_spread(by_repeat),
+        "repeats": len(by_repeat),
+    }
 
 
 def _facts(level: Mapping[str, Any], drafter: Mapping[str, Any]) -> dict[str, Any] | None:

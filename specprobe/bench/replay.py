@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +112,7 @@ def _rows(
     prompts: Sequence[Prompt],
     answers: Mapping[int, Written],
     tails: Mapping[int, tuple[int, ...]],
-) -> Any:
+) -> Iterator[dict[str, Any]]:
     tokenizer = None
     for number, written in sorted(answers.items()):
         prompt_ids, output_ids = written.prompt_ids, written.output_ids
