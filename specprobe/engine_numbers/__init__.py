@@ -10,7 +10,7 @@ from pathlib import Path
 from specprobe.csv_text import read_text
 from specprobe.engine_numbers.benchmarks import read_results
 from specprobe.engine_numbers.logs import is_log, read_logs
-from specprobe.engine_numbers.numbers import EngineCounts, EngineNumbers, RequestCounts, checked
+from specprobe.engine_numbers.numbers import DEEPEST, EngineCounts, EngineNumbers, RequestCounts, checked
 from specprobe.engine_numbers.prometheus import is_prometheus, read_scrapes
 from specprobe.engine_numbers.responses import read_answers
 from specprobe.errors import SpecprobeError
@@ -19,7 +19,6 @@ from specprobe.json_rows import Located, json_rows
 __all__ = ["EngineCounts", "EngineNumbers", "RequestCounts", "read_engine_numbers"]
 
 MOST_BYTES = 512 * 2**20
-DEEPEST = 1024
 ADVICE = "give answers, /metrics text, log lines or benchmark results of an engine (docs/engine-numbers.md)"
 
 Texts = Sequence[tuple[Path, str]]

@@ -10,7 +10,7 @@ from typing import Any
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
 
-# More than any server counts; a larger number is none, and would not fit an integer of 64 bits.
+# More than any server counts; a larger number is none, and beyond it a sum of whole numbers in floats is no longer one.
 LARGEST_COUNT = 2**53
 # Of a histogram: no engine drafts more tokens.
 _PLACE = re.compile(r"[0-9]{1,4}")

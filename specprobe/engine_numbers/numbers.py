@@ -19,6 +19,8 @@ from specprobe.notices import Notice
 
 # Drafts that a context limit or a grammar shortens now and then do not make a drafter one that ends its own drafts.
 FULL_DRAFTS = 0.99
+# Draft tokens of a round; what says more is damaged.
+DEEPEST = 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specprobe.engine_numbers.numbers import EngineCounts, EngineNumbers, checked
+from specprobe.engine_numbers.figures import LARGEST_COUNT
+from specprobe.engine_numbers.numbers import DEEPEST, EngineCounts, EngineNumbers, checked
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice, inert
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{.*\})?[ \t]+(\S+)")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
-# Beyond it a sum of whole numbers in floats is no longer one.
-LARGEST_COUNT = 2.0**53
-DEEPEST = 1024
 # How the names of counters end that are read beside those of speculation.
 COUNTERS = (
     *("_tokens", "tokens_predicted", "prompt_tokens_cached", "num_requests", "request_success"),
