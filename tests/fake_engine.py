@@ -23,6 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from background import in_background
 from reference import Propose, ngram_propose
 
 from specprobe.profiles import NgramRule
@@ -249,15 +250,8 @@ class Engine(ThreadingHTTPServer):
 @contextmanager
 def engine(**how: Any) -> Iterator[Engine]:
     """An engine that runs until the block ends."""
-    server = Engine(Toy(**how))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
+    with in_background(Engine(Toy(**how))) as server:
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from background import in_background
+
 
 @dataclass
 class Behaviour:
@@ -129,12 +131,5 @@ class FakeServer(ThreadingHTTPServer):
 @contextmanager
 def serving(**behaviour: Any) -> Iterator[FakeServer]:
     """A server that runs until the block ends."""
-    server = FakeServer(Behaviour(**behaviour))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
+    with in_background(FakeServer(Behaviour(**behaviour))) as server:
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

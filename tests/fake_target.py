@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import toy_target as toy
+from background import in_background
 
 from specprobe.prompt import Message, Prompt
 
@@ -193,12 +194,5 @@ class FakeTarget(ThreadingHTTPServer):
 @contextmanager
 def serving_target(kind: str = "vllm", **options: Any) -> Iterator[FakeTarget]:
     """A server that runs until the block ends."""
-    server = FakeTarget(kind, **options)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
+    with in_background(FakeTarget(kind, **options)) as server:
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
