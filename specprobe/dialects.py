@@ -7,6 +7,7 @@ tokens are those of the tokenizer as far as it gives the text back and the serve
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -58,11 +59,18 @@ class Dialect:
         """The ids of a prompt, as the model is given it; raises UnrenderableError where its template refuses it."""
         if prompt.token_ids is not None:
             return token_ids(prompt.token_ids)
+        with contextlib.suppress(NotFoundError):
+            if (told := self._ask_tokens(prompt)) is not None:
+                return told
         if self.tokenizer is None:
             raise SpecprobeError(
                 f"{self.server.name}: tells no tokens of a prompt; name the served model's tokenizer with --tokenizer"
             )
         return self.tokenizer.encode_prompt(prompt)
+
+    def _ask_tokens(self, prompt: Prompt) -> TokenIds | None:  # noqa: ARG002
+        """The ids from the server; None, or NotFoundError of an older version, where it does not tell them."""
+        return None
 
     def complete(self, request: Request, limit: int, sampling: Sampling, is_stopped: Callable[[], bool]) -> Response:
         """A response of at most `limit` tokens; raises TransientError where another attempt may do better."""
@@ -135,15 +143,10 @@ class VllmDialect(Dialect):
         """From /tokenize and return_token_ids."""
         return True
 
-    def encode(self, prompt: Prompt) -> TokenIds:
+    def _ask_tokens(self, prompt: Prompt) -> TokenIds:
         """From /tokenize, which renders as chat completions do."""
-        if prompt.token_ids is not None:
-            return token_ids(prompt.token_ids)
         asked = conversation(prompt, self.template_kwargs) if prompt.messages else {"prompt": prompt.text or ""}
-        try:
-            return _tokens_told(self.server, "tokenize", {"model": self.model.name, **asked})
-        except NotFoundError:
-            return Dialect.encode(self, prompt)
+        return _tokens_told(self.server, "tokenize", {"model": self.model.name, **asked})
 
     def complete(self, request: Request, limit: int, sampling: Sampling, is_stopped: Callable[[], bool]) -> Response:
         """From /completions. All settings are named: what is left out, vLLM takes from the model's own defaults."""
@@ -201,15 +204,10 @@ class LlamaCppDialect(Dialect):
         """From /tokenize and return_tokens."""
         return True
 
-    def encode(self, prompt: Prompt) -> TokenIds:
+    def _ask_tokens(self, prompt: Prompt) -> TokenIds:
         """As its chat completions do: the template's text, with the tokens that the model adds to any."""
-        if prompt.token_ids is not None:
-            return token_ids(prompt.token_ids)
-        try:
-            text = self._rendered(prompt) if prompt.messages else prompt.text or ""
-            return _tokens_told(self.server, "tokenize", {"content": text, "add_special": True, "parse_special": True})
-        except NotFoundError:
-            return Dialect.encode(self, prompt)
+        text = self._rendered(prompt) if prompt.messages else prompt.text or ""
+        return _tokens_told(self.server, "tokenize", {"content": text, "add_special": True, "parse_special": True})
 
     def _rendered(self, prompt: Prompt) -> str:
         body = conversation(prompt, self.template_kwargs)
