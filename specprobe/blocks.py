@@ -7,6 +7,7 @@ broken. `Block.facts` is for screen readers and logs: a name and a value for eac
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
@@ -34,18 +35,18 @@ class Medium:
     encoding: str = "utf-8"
 
 
-class Block:
+class Block(ABC):
     """One part of a report."""
 
     __slots__ = ()
 
+    @abstractmethod
     def lines(self, medium: Medium) -> list[Text]:
         """Laid out; nothing wider than the medium, but for words that are."""
-        raise NotImplementedError
 
+    @abstractmethod
     def facts(self) -> list[Fact]:
         """(name, value) pairs, each a line of plain output."""
-        raise NotImplementedError
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if isinstance(console, ReportConsole) and console.is_plain:
