@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import io
 import json
-import os
 import sys
-import traceback
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specprobe import __version__, completion, defaults
+from specprobe.cli_options import (
+    BackendChoice,
+    DedupeOption,
+    DetailsOption,
+    DeviceOption,
+    DraftSamplingChoice,
+    DryRunOption,
+    DtypeOption,
+    FieldOption,
+    FirstTurnOption,
+    FormatOption,
+    JsonOption,
+    MaxPromptsOption,
+    PlainOption,
+    PreferChoice,
+    PromptsArgument,
+    ResponsesChoice,
+    RunArgument,
+    RunOutOption,
+    TrustOption,
+)
 from specprobe.command_group import CommandGroup, describe_defaults
-from specprobe.errors import SpecprobeError, StoppedError
+from specprobe.errors import SpecprobeError
+from specprobe.exit_status import GATE_FAILED, MUST_CHANGE, run
+from specprobe.option_values import by_depth, json_object, numbers, temperatures
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from specprobe.plan import Plan
 
-GATE_FAILED = 1
-MUST_CHANGE = 2
-INTERRUPTED = 130
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ONE_LINE: dict[str, Any] = {"separators": (",", ":")}
-
-Number = TypeVar("Number", int, float)
-
-# Some versions of typer carry a copy of click, others use the package: the bases of what typer exports hold for both.
-UsageError: type[Any] = typer.BadParameter.__mro__[1]
-ClickException: type[Any] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -45,83 +52,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Does speculative decoding pay off on your traffic, with which method and how many draft tokens?",
 )
-
-
-class DraftSamplingChoice(StrEnum):
-    """How drafts are chosen from the drafter's distribution."""
-
-    greedy = "greedy"
-    sampled = "sampled"
-    both = "both"
-
-
-class PreferChoice(StrEnum):
-    """What to weigh a gain against."""
-
-    simple = "simple"
-    fast = "fast"
-
-
-class BackendChoice(StrEnum):
-    """Who writes responses on this machine."""
-
-    transformers = "transformers"
-    vllm = "vllm"
-
-
-class ResponsesChoice(StrEnum):
-    """Where responses come from."""
-
-    auto = "auto"
-    generate = "generate"
-    logged = "logged"
-
-
-PromptsArgument = Annotated[
-    list[str],
-    typer.Argument(help="File, folder, glob, - for stdin, or hf:NAME[:CONFIG][:SPLIT].", show_default=False),
-]
-RunArgument = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="[RUN]",
-        help="A run that analyze wrote. Default: the last one.",
-        show_default=False,
-        autocompletion=completion.runs,
-    ),
-]
-FormatOption = Annotated[
-    str | None,
-    typer.Option("--format", help="Force a row format instead of detecting it.", autocompletion=completion.formats),
-]
-FieldOption = Annotated[str | None, typer.Option("--prompt-field", help="The column that holds the prompt.")]
-FirstTurnOption = Annotated[
-    bool, typer.Option("--first-turn/--no-first-turn", help="First user turn only, as most benchmarks read chat logs.")
-]
-DedupeOption = Annotated[bool, typer.Option("--dedupe/--no-dedupe", help="Keep only the first of equal prompts.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print exactly one JSON document on stdout.")]
-PlainOption = Annotated[
-    bool,
-    typer.Option(
-        "--plain",
-        envvar="SPECPROBE_PLAIN",
-        help="One fact a line, ASCII, no tables, bars or colours: for screen readers and logs.",
-    ),
-]
-DetailsOption = Annotated[bool, typer.Option("--details", help="Everything behind the one screen.")]
-DtypeOption = Annotated[
-    str | None,
-    typer.Option("--dtype", help="float32, bfloat16 or float16. Default: float32 on the CPU, else the checkpoint's."),
-]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="cuda, mps or cpu. Default: the best there is.")]
-
-
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Say what would be done, for how long and in how much memory; do nothing.")
-]
-TrustOption = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run Python code that comes with a model. Default: never.")
-]
 
 
 @app.callback(invoke_without_command=True)
@@ -264,7 +194,7 @@ def analyze(
         typer.Option("--group-by", help="A column of the log to break results down by. Default: the source file."),
     ] = None,
     dedupe: DedupeOption = False,
-    max_prompts: Annotated[int | None, typer.Option("--max-prompts", help="Use only the first N prompts.")] = None,
+    max_prompts: MaxPromptsOption = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", help="Longest response to generate.")
     ] = defaults.MAX_NEW_TOKENS,
@@ -289,7 +219,7 @@ def analyze(
             "--include-text", help="Put prompts and responses themselves into the run. Default: no text anywhere."
         ),
     ] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Also write the run to this file.")] = None,
+    out: RunOutOption = None,
     dry_run: DryRunOption = False,
     details: DetailsOption = False,
     plain: PlainOption = False,
@@ -314,7 +244,7 @@ def analyze(
         tokenizer=tokenizer,
         drafters=(*(drafter or ()), *(read_ladder(ladder) if ladder else ())),
         depth=depth,
-        temperatures=_temperatures(temperature),
+        temperatures=temperatures(temperature),
         processors=Processors(
             top_k=top_k,
             top_p=top_p,
@@ -328,7 +258,7 @@ def analyze(
         engine=engine,
         draft_sampling=draft_sampling.value if draft_sampling else None,
         load=LoadOptions(device, dtype, trust_remote_code),
-        template_kwargs=_json_object(chat_template_kwargs, "--chat-template-kwargs"),
+        template_kwargs=json_object(chat_template_kwargs, "--chat-template-kwargs"),
         max_new_tokens=max_new_tokens,
         max_model_len=max_model_len,
         batch_size=batch_size,
@@ -452,7 +382,7 @@ def recommend(
     cost_options = CostOptions(
         file=cost, gpu=gpu, devices=devices, target=target, dtype=dtype, device=device, remeasure=remeasure
     )
-    concurrencies = None if concurrency is None else _numbers(concurrency, "--concurrency", int)
+    concurrencies = None if concurrency is None else numbers(concurrency, "--concurrency", int)
     arrivals = None if rate is None and trace is None else ArrivalOptions(rate, trace)
     if dry_run:
         from specprobe.dry_run import plan_recommend
@@ -721,26 +651,26 @@ def fit(
         )
     if depth is not None and not metrics:
         raise SpecprobeError("--depth: is for --metrics; write --rate DEPTH=RATE")
-    numbers = None
+    engine_numbers = None
     if metrics:
         from specprobe.engine_numbers import read_engine_numbers
         from specprobe.engine_numbers.fit import fit_engine_numbers
 
-        numbers = read_engine_numbers(metrics, depth)
-        fitted = fit_engine_numbers(numbers)
+        engine_numbers = read_engine_numbers(metrics, depth)
+        fitted = fit_engine_numbers(engine_numbers)
     else:
-        fitted = fit_rates(_by_depth(rate, "--rate")) if rate else fit_lengths(_by_depth(length or [], "--length"))
+        fitted = fit_rates(by_depth(rate, "--rate")) if rate else fit_lengths(by_depth(length or [], "--length"))
     if as_json:
-        counted = {"engine_numbers": numbers.to_json()} if numbers else {}
+        counted = {"engine_numbers": engine_numbers.to_json()} if engine_numbers else {}
         _print_json(fit_document(fitted) | counted)
         _warn_on_stderr(fitted.notices)
     else:
         from specprobe.report import render_fit
 
-        if numbers:
+        if engine_numbers:
             from specprobe.engine_numbers.report import render_engine_numbers
 
-            _print(render_engine_numbers(numbers), plain=plain)
+            _print(render_engine_numbers(engine_numbers), plain=plain)
         _print(render_fit(fitted), plain=plain)
 
 
@@ -765,7 +695,7 @@ def import_numbers(
     engine: Annotated[
         str | None, typer.Option("--engine", help="NAME[@VERSION]. Default: the engine that the file is of.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Also write the run to this file.")] = None,
+    out: RunOutOption = None,
     details: DetailsOption = False,
     plain: PlainOption = False,
     as_json: JsonOption = False,
@@ -869,8 +799,8 @@ def calibrate(
     asked = None
     if server is not None:
         plan = ProbePlan(
-            concurrencies=_numbers(concurrency, "--concurrency", int),
-            contexts=_numbers(context, "--context", int),
+            concurrencies=numbers(concurrency, "--concurrency", int),
+            contexts=numbers(context, "--context", int),
             output_tokens=output_tokens,
             repeats=repeats,
         )
@@ -971,7 +901,7 @@ def bench(
     format_name: FormatOption = None,
     prompt_field: FieldOption = None,
     dedupe: DedupeOption = False,
-    max_prompts: Annotated[int | None, typer.Option("--max-prompts", help="Use only the first N prompts.")] = None,
+    max_prompts: MaxPromptsOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="The document, kept after every pass; `calibrate` reads it.")
     ] = None,
@@ -998,7 +928,7 @@ def bench(
             max_prompts=max_prompts,
             group_by=None,
         ),
-        plan=BenchPlan(_numbers(concurrency, "--concurrency", int), repeats, max_new_tokens, temperature, seed),
+        plan=BenchPlan(numbers(concurrency, "--concurrency", int), repeats, max_new_tokens, temperature, seed),
         urls=urls,
         commands=commands,
         model=server_model,
@@ -1198,91 +1128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit status; every error of a user is one line on stderr."""
-    # Python has None for a stream that was closed before it began.
-    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal of another encoding shows an escape where it has no character, and the report goes on.
-            stream.reconfigure(errors="backslashreplace")
-    try:
-        status = app(arguments, prog_name="specprobe", standalone_mode=False)
-        # Some versions of typer turn Ctrl-C into this status instead of raising.
-        if status == INTERRUPTED:
-            raise KeyboardInterrupt
-        sys.stdout.flush()
-        return status if isinstance(status, int) else 0
-    except StoppedError as error:
-        _fail(str(error))
-        return INTERRUPTED
-    except SpecprobeError as error:
-        return _fail(str(error))
-    except typer.Exit as error:
-        return error.exit_code
-    except ClickException as error:
-        hint = f"; see {error.ctx.command_path} --help" if isinstance(error, UsageError) and error.ctx else ""
-        # No command at all has no message: typer has shown the help instead.
-        return _fail(error.format_message().rstrip(".") + hint) if error.format_message() else MUST_CHANGE
-    except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; what was finished is kept, the same command goes on from there")
-        return INTERRUPTED
-    except (BrokenPipeError, SystemExit):
-        # typer and rich exit by themselves where whoever read our output has left: that is no failed gate.
-        _stop_writing()
-        return 0
-    except OSError as error:
-        if error.filename is not None or error.errno not in DISK_FULL:
-            return _unexpected(error)
-        _stop_writing()
-        return _fail("standard output: the disk is full; free some space and run the same command again")
-    except Exception as error:
-        return _unexpected(error)
-
-
-def _unexpected(error: Exception) -> int:
-    """One line for a fault of specprobe itself; called where the error is handled."""
-    if os.environ.get("SPECPROBE_TRACEBACK"):
-        raise error
-    if isinstance(error, OSError) and error.filename is None:
-        _stop_writing()
-    return _fail(
-        f"unexpected {_described(error)}; a damaged file or a fault of specprobe: set SPECPROBE_TRACEBACK=1 and "
-        "report what it shows, which may hold text of your log"
-    )
-
-
-def _fail(message: str) -> int:
-    _error(message)
-    return MUST_CHANGE
-
-
-def _described(error: Exception) -> str:
-    """Kind and place: the messages of libraries quote what they could not read, which may be a prompt."""
-    if isinstance(error, OSError):
-        return f"{type(error).__name__}: {error}"
-    frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    own = [f" in {path.name}:{line}" for path, line in frames if path.is_relative_to(Path(__file__).parent)]
-    place = own[-1] if own else ""
-    return f"{type(error).__name__}{place}"
-
-
-def _nowhere() -> IO[str]:
-    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123
-
-
-def _stop_writing() -> None:
-    """Nobody can take what stdout still holds, and Python would complain about that once more at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _error(message: str) -> None:
-    from specprobe.legible import legible
-    from specprobe.notices import inert
-
-    shown = f"error: {inert(' '.join(message.split()), 2000)}"
-    # Where nobody can be told, the exit status still says it.
-    with contextlib.suppress(OSError):
-        print(legible(shown, sys.stderr.encoding or "ascii"), file=sys.stderr, flush=True)
+    return run(app, arguments)
 
 
 def _print(renderable: RenderableType, *, plain: bool = False) -> None:
@@ -1312,47 +1158,3 @@ def _warn_on_stderr(notices: Sequence[Any]) -> None:
 
     if notices:
         ReportConsole(sys.stderr).print(render_notices(notices), crop=False)
-
-
-def _temperatures(text: str | None) -> tuple[float, ...] | Literal["log"] | None:
-    """Numbers, or the word for the log's own."""
-    if text is None or text.strip() == "log":
-        return None if text is None else "log"
-    return _numbers(text, "--temperature", float)
-
-
-def _numbers(text: str, option: str, convert: type[Number]) -> tuple[Number, ...]:
-    try:
-        return tuple(convert(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        further = ", or the word log" if option == "--temperature" else ""
-        raise SpecprobeError(f"{option} {text!r}: not a comma-separated list of numbers{further}") from None
-
-
-def _by_depth(pairs: Sequence[str], option: str) -> dict[int, float]:
-    values: dict[int, float] = {}
-    for pair in pairs:
-        depth, _, value = pair.partition("=")
-        try:
-            values[int(depth)] = float(value)
-        except ValueError:
-            raise SpecprobeError(f"{option} {pair!r}: write DEPTH=NUMBER, for example 2=0.454") from None
-    if len(values) < len(pairs):
-        raise SpecprobeError(f"{option}: a depth is given twice")
-    return values
-
-
-def _json_object(text: str | None, option: str) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        raise SpecprobeError(f"{option}: not JSON; write for example '{{\"enable_thinking\": false}}'") from None
-    if not isinstance(value, dict):
-        raise SpecprobeError(f"{option}: must be a JSON object")
-    return value
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,58 @@
+"""What a word of the command line says, where it holds several values. All raise SpecprobeError, naming the option."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
+
+from specprobe.errors import SpecprobeError
+
+Number = TypeVar("Number", int, float)
+
+
+def temperatures(text: str | None) -> tuple[float, ...] | Literal["log"] | None:
+    """Numbers, or the word for the log's own."""
+    if text is None or text.strip() == "log":
+        return None if text is None else "log"
+    return numbers(text, "--temperature", float)
+
+
+def numbers(text: str, option: str, convert: type[Number]) -> tuple[Number, ...]:
+    """A list in one word, such as 1,8,64."""
+    try:
+        return tuple(convert(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        further = ", or the word log" if option == "--temperature" else ""
+        raise SpecprobeError(f"{option} {text!r}: not a comma-separated list of numbers{further}") from None
+
+
+def by_depth(pairs: Sequence[str], option: str) -> dict[int, float]:
+    """Words such as 2=0.454."""
+    values: dict[int, float] = {}
+    for pair in pairs:
+        depth, _, value = pair.partition("=")
+        try:
+            values[int(depth)] = float(value)
+        except ValueError:
+            raise SpecprobeError(f"{option} {pair!r}: write DEPTH=NUMBER, for example 2=0.454") from None
+    if len(values) < len(pairs):
+        raise SpecprobeError(f"{option}: a depth is given twice")
+    return values
+
+
+def json_object(text: str | None, option: str) -> dict[str, Any]:
+    """An object; empty of no text."""
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise SpecprobeError(f"{option}: not JSON; write for example '{{\"enable_thinking\": false}}'") from None
+    if not isinstance(value, dict):
+        raise SpecprobeError(f"{option}: must be a JSON object")
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
