@@ -98,6 +98,8 @@ def _verdict_sentence(recommendation: Recommendation, *, names_temperature: bool
             said.append(f" with {inert(verdict.best.label, 60)} at depth {verdict.best.depth}")
         elif not verdict.best.enough_prompts:
             said.append(f" (fewer than {MIN_PROMPTS} prompts never say speculate)")
+        elif _is_overloaded(verdict):
+            said.append(" (the server does not keep up with them)")
         sentence.append(f"{traffics(verdicts)}{in_flight}: ").append_text(said)
         facts.append(Said(", ".join(filter(None, (traffics(verdicts) + in_flight, at, "verdict"))), said.plain))
     return Section([Sentence("", sentence.append(".")), *facts])
@@ -253,9 +255,15 @@ def _wanted(verdicts: Sequence[Verdict]) -> list[tuple[str, Mapping[str, Any], l
     return list(wanted.values())
 
 
+def _is_overloaded(verdict: Verdict) -> bool:
+    """Whether these arrivals are too many for the best option: then no interval decides."""
+    return verdict.by_clock and verdict.best.served.falls_behind
+
+
 def _more(recommendation: Recommendation) -> str:
     text = "--details (why, depth x concurrency, what-ifs, warnings in full)"
-    if recommendation.undecided is None and any(v.verdict == "close" for v in recommendation.by_concurrency):
+    close = [verdict for verdict in recommendation.by_concurrency if verdict.verdict == "close"]
+    if recommendation.undecided is None and any(v.best.low is not None and not _is_overloaded(v) for v in close):
         narrowing = "step times of yours (specprobe calibrate)" if recommendation.cost.log_deviation else "more prompts"
         text = f"{narrowing} would narrow the interval; {text}"
     return text

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from test_recommend import NUM_PROMPTS, acceptance, advise, cost, lengths, memory_bound
 
+from specprobe.advise import Advice
 from specprobe.candidates import candidates
 from specprobe.cost import CostPoint, CostTable, Memory
 from specprobe.errors import SpecprobeError
-from specprobe.recommend import best_option, recommend
+from specprobe.recommend import Recommendation, best_option, recommend
+from specprobe.recommend_glance import render_verdict
 from specprobe.recommendation_document import recommendation_document
 from specprobe.refusals import LOOPING_SHARE, SHORTEST_MEAN_OUTPUT
 from specprobe.run import Run
@@ -143,15 +145,18 @@ def test_arrivals_that_are_rare_see_an_idle_server():
 
 
 def test_arrivals_that_are_too_many_are_said_to_be():
-    def codes(gap: float) -> set[str]:
+    def advised(gap: float) -> Recommendation:
         traffic = Traffic(arrival_seconds=np.arange(2000) * gap)
         table = cost(linear, batches=(1, 1024))
         run = Run({}, None, "vllm@0.33", {}, (lengths(),), (acceptance(0.7),), ())
-        return {notice.code for notice in recommend(run, 0.0, table, [traffic]).notices}
+        return recommend(run, 0.0, table, [traffic])
 
     # At 1,024 sequences the server writes some 9,500 tokens a second: 80 of these requests.
-    assert "overloaded" in codes(1 / 1000)
-    assert "overloaded" not in codes(1 / 20)
+    for gap, is_overloaded in ((1 / 1000, True), (1 / 20, False)):
+        found = advised(gap)
+        assert ("overloaded" in {notice.code for notice in found.notices}) == is_overloaded
+        (line,) = [value for name, value in render_verdict(Advice(found, ())).facts() if "verdict" in name]
+        assert ("does not keep up" in line) == is_overloaded
 
 
 def test_longer_prompts_gain_less_and_only_covered_lengths_are_told():
