@@ -378,7 +378,8 @@ def recommend(
     from specprobe.run_document import load_run
     from specprobe.run_files import keep_recommendation, last_run
 
-    run = load_run(run_file or last_run())
+    stages = OnStderr(is_plain=plain)
+    run = load_run(run_file or last_run(), stages)
     cost_options = CostOptions(
         file=cost, gpu=gpu, devices=devices, target=target, dtype=dtype, device=device, remeasure=remeasure
     )
@@ -394,7 +395,7 @@ def recommend(
             engine=engine,
             cost_options=cost_options,
             arrivals=arrivals,
-            stages=OnStderr(is_plain=plain),
+            stages=stages,
         )
         _print_plan(plan, as_json=as_json, plain=plain)
         return
@@ -404,7 +405,7 @@ def recommend(
         temperature=temperature,
         engine=engine,
         cost_options=cost_options,
-        stages=OnStderr(is_plain=plain),
+        stages=stages,
         prefer=prefer.value,
         gpu_price=gpu_price,
         arrivals=arrivals,
@@ -451,16 +452,17 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """A run again, on the terminal or as a page (--html) with figures, verdict and provenance."""
+    from specprobe.progress import OnStderr
     from specprobe.run_files import check_out, last_run
 
+    stages = OnStderr(is_plain=plain)
     paths = run_files or [last_run()]
     if html is not None:
         from specprobe.page.make import make_page
         from specprobe.paths import write_private
-        from specprobe.progress import OnStderr
 
         check_out(html, "--html", (*paths, *(recommendations or ())))
-        page = make_page(paths, labels or (), recommendations or (), OnStderr(is_plain=plain))
+        page = make_page(paths, labels or (), recommendations or (), stages)
         write_private(html.resolve(), page.html)
         if as_json:
             _print_json(page.to_json(html))
@@ -472,8 +474,8 @@ def report(
     from specprobe.run_document import load_run, run_document
     from specprobe.summary import summarize_run
 
-    run = load_run(paths[0])
-    summary = summarize_run(run)
+    run = load_run(paths[0], stages)
+    summary = summarize_run(run, stages)
     if as_json:
         _print_json(run_document(run, summary))
     else:
@@ -508,7 +510,8 @@ def compare(
     from specprobe.progress import OnStderr
     from specprobe.run_document import load_run
 
-    comparison = compare_runs(load_run(a), load_run(b), force=force, stages=OnStderr(is_plain=plain))
+    stages = OnStderr(is_plain=plain)
+    comparison = compare_runs(load_run(a, stages), load_run(b, stages), force=force, stages=stages)
     if as_json:
         _print_json(comparison.to_json())
     else:
@@ -581,6 +584,7 @@ def gate(
     from specprobe.gate_files import gate_files
     from specprobe.gate_report import failure_lines
     from specprobe.gate_settings import gate_settings, parse_share
+    from specprobe.progress import OnStderr
     from specprobe.run_document import load_run
     from specprobe.run_files import last_run
 
@@ -602,7 +606,8 @@ def gate(
     )
     files = gate_files(junit, summary)
     files.check((run_file, settings.baseline, settings.recommendation))
-    result = run_gate(load_run(run_file or last_run()), settings)
+    stages = OnStderr(is_plain=plain)
+    result = run_gate(load_run(run_file or last_run(), stages), settings, stages)
     if as_json:
         _print_json(result.to_json())
     else:
@@ -1018,9 +1023,11 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write what a run holds in another form: settings of an engine, or rows."""
+    from specprobe.progress import OnStderr
     from specprobe.run_document import load_run
     from specprobe.run_files import check_out, last_run
 
+    stages = OnStderr()
     if (rows is None) == (engine is None):
         raise SpecprobeError("export: say what to write, for example --engine vllm, or --rows rows.csv")
     if rows is not None:
@@ -1029,7 +1036,7 @@ def export(
         if any(value is not None for value in (recommendation, drafter, depth, temperature, out)):
             raise SpecprobeError("export: --rows takes all results; leave out what chooses one, and --out")
         check_out(rows, "--rows", (run_file,))
-        written = write_rows(load_run(run_file or last_run()), rows)
+        written = write_rows(load_run(run_file or last_run(), stages), rows, stages)
         if as_json:
             _print_json(written.to_json())
         else:
@@ -1047,7 +1054,7 @@ def export(
     if out is not None:
         check_out(out, inputs=(run_file, recommendation))
     exported = export_configuration(
-        load_run(run_file or last_run()), str(engine), Choice(drafter, depth, temperature), recommendation
+        load_run(run_file or last_run(), stages), str(engine), Choice(drafter, depth, temperature), recommendation
     )
     if out is not None:
         write_private(out.absolute(), exported.text + "\n")

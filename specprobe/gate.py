@@ -23,6 +23,7 @@ from specprobe.errors import SpecprobeError
 from specprobe.interval import LEVEL, MIN_PROMPTS, Interval, tokens_per_round_intervals
 from specprobe.notices import inert
 from specprobe.pairing import Difference, pair_prompts, pair_results, pair_temperatures
+from specprobe.progress import SILENT, Stages
 from specprobe.recommendation_document import SCHEMA as RECOMMENDATION_SCHEMA
 from specprobe.result_choice import Choice, ChosenResult, choose_result
 from specprobe.run import ENGINE_SUMS, Run
@@ -208,7 +209,7 @@ class GateResult:
         }
 
 
-def run_gate(run: Run, settings: GateSettings) -> GateResult:
+def run_gate(run: Run, settings: GateSettings, stages: Stages = SILENT) -> GateResult:
     """Hold one result of a run against its thresholds. Raises SpecprobeError where that makes no sense."""
     chosen = choose_result(run, settings.choice)
     acceptance, depth = chosen.acceptance, chosen.depth
@@ -223,7 +224,7 @@ def run_gate(run: Run, settings: GateSettings) -> GateResult:
     if settings.min_speedup is not None and settings.recommendation is not None:
         gates += _speedup_gates(run, chosen, settings.min_speedup, settings.recommendation, settings.choice)
     if settings.max_regression is not None and settings.baseline is not None:
-        baseline = load_run(settings.baseline)
+        baseline = load_run(settings.baseline, stages)
         differences = check_comparable(
             baseline, run, force=settings.force, what="gate: --baseline", named=("it", "the run")
         )

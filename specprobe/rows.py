@@ -18,6 +18,7 @@ from typing import IO, Any
 from specprobe.acceptance import Acceptance
 from specprobe.errors import SpecprobeError
 from specprobe.paths import private_file
+from specprobe.progress import SILENT, Advance, Stages, where_long
 from specprobe.run import Run
 from specprobe.run_files import check_out
 
@@ -25,6 +26,8 @@ SCHEMA = "specprobe.export/1"
 TEXT_COLUMNS = ("id", "group", "drafter", "config", "draft_sampling")
 WHOLE_COLUMNS = ("prompt", "sample", "result", "depth", "prompt_tokens", "output_tokens")
 BLOCK_ROWS = 16_384
+# Writing so many takes a second or more.
+MANY_ROWS = 100_000
 # What makes a spreadsheet take a cell for a formula (also in full width, and after a tab or a line end), and quotes
 # that stand before it already, so that removing one quote gives the text back.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n＝＋－＠]")
@@ -67,7 +70,7 @@ def run_rows(run: Run) -> Iterator[tuple[Cell, ...]]:
         yield from _result_rows(run, acceptance, number, width)
 
 
-def write_rows(run: Run, path: Path) -> WrittenRows:
+def write_rows(run: Run, path: Path, stages: Stages = SILENT) -> WrittenRows:
     """Write the rows to `path`, CSV or Parquet by its name. Raises SpecprobeError where that is neither, or is in use
     by something that is no file.
     """
@@ -77,9 +80,19 @@ def write_rows(run: Run, path: Path) -> WrittenRows:
         raise SpecprobeError(f"--rows {path}: name a file that ends in .csv or .parquet")
     check_out(path, "--rows")
     columns = row_columns(run)
-    with private_file(path.absolute()) as file:
-        count = writer(file, columns, run_rows(run))
+    total = sum(len(a.ids) * (a.depth + 1 - a.first_depth) for a in run.results)
+    told = where_long(stages, total >= MANY_ROWS)
+    with private_file(path.absolute()) as file, told.track("writing the rows", total) as advance:
+        count = writer(file, columns, _told(run_rows(run), advance))
     return WrittenRows(path, count, columns)
+
+
+def _told(rows: Iterator[tuple[Cell, ...]], advance: Advance) -> Iterator[tuple[Cell, ...]]:
+    """The rows, each block of them counted as done."""
+    for number, row in enumerate(rows, 1):
+        yield row
+        if number % BLOCK_ROWS == 0:
+            advance(number, f"{number:,} rows")
 
 
 def safe_cell(cell: Cell) -> Cell:

@@ -19,12 +19,16 @@ from specprobe.drafters.base import ADOPTION_WORDS, Adoption
 from specprobe.entropy import EntropyQuartile, EntropySummary
 from specprobe.errors import SpecprobeError
 from specprobe.interval import LEVEL, Interval, interval_json
-from specprobe.notices import Notice
+from specprobe.notices import Notice, inert
 from specprobe.processors import Processors
+from specprobe.progress import SILENT, Stages, where_long
 from specprobe.run import ResponseRecord, Run
 from specprobe.summary import LowerVariance, ResultSummary, RunSummary
+from specprobe.units import format_bytes
 
 SCHEMA = "specprobe.run/1"
+# Reading so many takes a second or two.
+LARGE_RUN_BYTES = 10_000_000
 
 
 def run_document(run: Run, summary: RunSummary) -> dict[str, Any]:
@@ -62,8 +66,10 @@ def run_document(run: Run, summary: RunSummary) -> dict[str, Any]:
     }
 
 
-def load_run(path: Path) -> Run:
+def load_run(path: Path, stages: Stages = SILENT) -> Run:
     """Read a run again. Raises SpecprobeError for a file that is not a run of a version this one knows."""
+    num_bytes = path.stat().st_size if path.is_file() else 0
+    where_long(stages, num_bytes >= LARGE_RUN_BYTES).say(f"reading {inert(path.name, 200)} ({format_bytes(num_bytes)})")
     document = read_own_document(path, SCHEMA, "name a run that `analyze` wrote", "analyze again")
     try:
         return _run_from_json(document)

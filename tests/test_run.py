@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import make_trajectory
 
+from specprobe import run_document as run_document_module
 from specprobe.acceptance import DepthTotals
 from specprobe.documents import dump_document
 from specprobe.drafters import parse_drafter
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.profiles import resolve_profile
+from specprobe.progress import Silent
 from specprobe.replay import replay
 from specprobe.run import ResponseRecord, Run
 from specprobe.run_document import load_run, run_document
@@ -201,3 +203,21 @@ def test_counts_that_cannot_be_of_these_responses_are_refused(tmp_path, place, v
     path.write_text(json.dumps(document))
     with pytest.raises(SpecprobeError, match="damaged"):
         load_run(path)
+
+
+def test_a_large_run_is_announced_before_it_is_read(tmp_path, monkeypatch):
+    class Heard(Silent):
+        def __init__(self):
+            self.said = []
+
+        def say(self, message):
+            self.said.append(message)
+
+    path = tmp_path / "run.json"
+    path.write_text(dump_document(document_of(make_run(WORKS))))
+    heard = Heard()
+    load_run(path, heard)
+    assert heard.said == []
+    monkeypatch.setattr(run_document_module, "LARGE_RUN_BYTES", 1)
+    load_run(path, heard)
+    assert heard.said == ["reading run.json (0 MB)"]

@@ -77,7 +77,7 @@ def make_page(
     given = []
     with stages.track("reading the runs", len(paths)) as advance:
         for path, name in zip(paths, names, strict=True):
-            given.append(_read(path, name, advices))
+            given.append(_read(path, name, advices, stages))
             advance(len(given), "")
     digests = {one.run.digest for one in given}
     for path, advice in zip(recommendations, advices, strict=True):
@@ -88,16 +88,16 @@ def make_page(
     return MadePage(render_page(page), tuple(given))
 
 
-def _read(path: Path, label: str, advices: Sequence[StoredAdvice]) -> PageInput:
+def _read(path: Path, label: str, advices: Sequence[StoredAdvice], stages: Stages) -> PageInput:
     """A run and what follows from it, with the recommendation made from it."""
-    run = load_run(path)
+    run = load_run(path, stages)
     digest = run.digest
     kept = None if advices else last_recommendation(digest)
     return PageInput(
         label=label,
         sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
         run=run,
-        summary=summarize_run(run),
+        summary=summarize_run(run, stages),
         advice=load_advice(kept) if kept else next((a for a in advices if a.run_digest == digest), None),
     )
 
