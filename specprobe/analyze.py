@@ -18,7 +18,7 @@ from specprobe.entropy import summarize_entropy
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.options import AnalyzeOptions, check_depth_fits
-from specprobe.profiles import DraftSampling, Profile, outside_known_versions, resolve_profile
+from specprobe.profiles import DraftSampling, Profile, other_ngram_runner, outside_known_versions, resolve_profile
 from specprobe.progress import Stages
 from specprobe.responses import Origin, Sources, context_limit, get_responses, open_origin
 from specprobe.run import ResponseRecord, Run
@@ -295,6 +295,15 @@ def _all_notices(
                 "unknown_engine_version",
                 f"{options.engine} is {outside} than the versions whose rules are known; those of {profile.name} were "
                 "replayed and may differ: compare with that engine's own counters",
+            )
+        )
+    other_runner = other_ngram_runner(options.engine)
+    if other_runner is not None and any(result.drafter == "ngram" for result in results):
+        notices.append(
+            Notice(
+                "two_ngram_runners",
+                f"ngram: the rules of model runner V1 were replayed, as {options.engine} runs on a CPU; on a GPU it "
+                f"takes runner V2, which copies the latest match and pads its drafts: --engine {other_runner}",
             )
         )
     if options.asks_log and len(sources.sets) > 1 and any(result.drafter == "suffix" for result in results):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from specprobe.defaults import ENGINE
@@ -112,8 +112,8 @@ _PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 _HF_ORDER: tuple[Step, ...] = ("temperature", "top_k", "top_p", "min_p")
 
 _VLLM_METHODS = ("ngram", "suffix", "draft", "pard", "eagle", "eagle3", "mtp", "dflash")
-# It left vLLM between 0.30 and 0.33. The MLP speculator's name stayed until then without code that drafts.
-_VLLM_METHODS_TO_0_30 = (*_VLLM_METHODS, "medusa")
+# It left vLLM after 0.32. The MLP speculator's name stayed until then without code that drafts.
+_VLLM_METHODS_TO_0_32 = (*_VLLM_METHODS, "medusa")
 _VLLM_LOSSY = ("rejection_sample_method fly", "rejection_sample_method synthetic")
 
 
@@ -123,7 +123,7 @@ def _vllm(engine: str, version: str, *, v2: bool = False) -> Profile:
         engine,
         version,
         ngram=_VLLM_V2 if v2 else _VLLM_V1,
-        drafters=_VLLM_METHODS if number > (0, 30) else _VLLM_METHODS_TO_0_30,
+        drafters=_VLLM_METHODS if number > (0, 32) else _VLLM_METHODS_TO_0_32,
         source=_VLLM_V2_SOURCE.format(version, "ngram/speculator.py, ") if v2 else _VLLM_V1_SOURCE.format(version),
         processing=_VLLM_PROCESSING,
         # draft_sample_method probabilistic; in 0.13 every draft is the argmax.
@@ -138,6 +138,7 @@ def _vllm(engine: str, version: str, *, v2: bool = False) -> Profile:
 PROFILES: tuple[Profile, ...] = (
     *(_vllm("vllm", version) for version in ("0.13", "0.22", "0.26", "0.30")),
     _vllm("vllm", "0.33", v2=True),
+    _vllm("vllm-v1", "0.32"),
     _vllm("vllm-v1", "0.33"),
     Profile(
         "vllm-v2",
@@ -147,7 +148,12 @@ PROFILES: tuple[Profile, ...] = (
         source=_VLLM_V2_SOURCE.format("0.18", ""),
         processing=_VLLM_PROCESSING,
         sampled_drafts="exact_match",
-        not_replayed={"ngram": "this runner serves it from 0.33 on; 0.18 falls back to V1: --engine vllm-v1"},
+        not_replayed={"ngram": "this runner serves it from 0.32 on; 0.18 falls back to V1: --engine vllm-v1"},
+    ),
+    replace(
+        _vllm("vllm-v2", "0.32", v2=True),
+        # vllm/config/vllm.py _get_v2_model_runner_unsupported_features, 0.32: medusa falls back to V1.
+        drafters=_VLLM_METHODS,
     ),
     _vllm("vllm-v2", "0.33", v2=True),
     Profile(
@@ -274,6 +280,18 @@ def outside_known_versions(engine: str) -> Literal["older", "newer"] | None:
         return "older"
     # A patch release of the newest known version is that version.
     return "newer" if asked[: len(known[-1])] > known[-1] else None
+
+
+def other_ngram_runner(engine: str) -> str | None:
+    """The profile whose n-gram lookup a vLLM of this version may have instead; None where there is no doubt.
+
+    vLLM 0.32 has both: model runner V2 wherever Triton is installed, which is on every GPU, and V1 elsewhere, as on a
+    CPU (vllm/config/vllm.py use_v2_model_runner).
+    """
+    name, _, version = engine.strip().partition("@")
+    if name.lower() != "vllm" or not version:
+        return None
+    return "vllm-v2@0.32" if (0, 30) < _version_key(version, engine)[:2] < (0, 33) else None
 
 
 def _version_key(version: str, engine: str) -> tuple[int, ...]:

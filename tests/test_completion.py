@@ -35,7 +35,7 @@ def offered(*words: str, shell: str = "bash", folder: Path | None = None) -> lis
     ("words", "expected"),
     [
         (("rec",), ["recommend"]),
-        (("analyze", "x.jsonl", "--engine", "vllm-v1"), ["vllm-v1", "vllm-v1@0.33"]),
+        (("analyze", "x.jsonl", "--engine", "vllm-v1"), ["vllm-v1", "vllm-v1@0.32", "vllm-v1@0.33"]),
         (("recommend", "--gpu", "h2"), ["h200", "h20"]),
         (("calibrate", "--gpu", "rtx409"), ["rtx4090", "rtx4090-mobile"]),
         (("analyze", "--drafter", "e"), ["eagle:", "eagle3:", "early-exit:"]),

@@ -7,7 +7,7 @@ from reference import make_trajectory
 
 from specprobe.drafters import MODEL_FREE, Limits, parse_drafter
 from specprobe.errors import SpecprobeError
-from specprobe.profiles import outside_known_versions, resolve_profile
+from specprobe.profiles import other_ngram_runner, outside_known_versions, resolve_profile
 
 # History 1 2 3 9 1 2 4 8 1 2 | then the first draft follows the newest "1 2".
 PROMPT, SEEN = [1, 2, 3, 9, 1, 2, 4, 8, 1], [2]
@@ -96,10 +96,22 @@ def test_an_engine_refuses_what_it_does_not_have():
     ("asked", "applies"),
     [("vllm", "vllm@0.33"), ("vllm@0.32", "vllm@0.30"), ("vllm@0.32.0", "vllm@0.30"), ("vllm@0.30", "vllm@0.30"),
      ("vllm@v0.33.1", "vllm@0.33"), ("vllm@1.0", "vllm@0.33"), ("vllm@0.6.6", "vllm@0.13"), ("VLLM@0.22", "vllm@0.22"),
-     ("transformers@5.30", "hf@5.24"), ("llama.cpp@b9999", "llama.cpp@2026-10"), ("vllm-v1", "vllm-v1@0.33")],
+     ("transformers@5.30", "hf@5.24"), ("llama.cpp@b9999", "llama.cpp@2026-10"), ("vllm-v1", "vllm-v1@0.33"),
+     ("vllm-v1@0.32", "vllm-v1@0.32"), ("vllm-v2@0.32.1", "vllm-v2@0.32")],
 )  # fmt: skip
 def test_the_newest_profile_not_above_applies(asked, applies):
     assert resolve_profile(asked).name == applies
+
+
+@pytest.mark.parametrize(
+    ("engine", "other"),
+    [("vllm@0.30", None), ("vllm@0.32", "vllm-v2@0.32"), ("vllm@0.32.0", "vllm-v2@0.32"), ("vllm@0.33", None),
+     ("vllm", None), ("vllm-v1@0.32", None), ("sglang@0.32", None)],
+)  # fmt: skip
+def test_where_two_runners_look_up_ngrams_the_other_one_is_named(engine, other):
+    assert other_ngram_runner(engine) == other
+    if other is not None:
+        assert resolve_profile(other).ngram != resolve_profile(engine).ngram
 
 
 @pytest.mark.parametrize("engine", ["", "tgi", "vllm@", "vllm@latest", "@0.3"])
