@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import toy_target as toy
+import typer
 
-from specprobe.cli import run_command
+from specprobe.cli import app, run_command
 
 TOKENS = [1, 2, 3, 4, 5, 6, 7, 8]
 
@@ -456,6 +457,25 @@ def test_help_and_token_id_replay_import_neither_torch_nor_transformers(log):
     )
     for arguments in (["--help"], ["analyze", "--help"], ["analyze", log, "--json"], ["inspect", log]):
         assert specprobe(*arguments, code=code).stderr.splitlines()[-1] == "0 []"
+
+
+@pytest.mark.parametrize("command", [None, *typer.main.get_command(app).commands])
+def test_the_help_fits_80_columns_and_cuts_nothing(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    group = typer.main.get_command(app)
+    shown = group.commands[command] if command else group
+    status, out, _ = run(capsys, *([command] if command else []), "--help")
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    plain = "".join(out.split())
+    for parameter in shown.params:
+        for name in (*parameter.opts, *parameter.secondary_opts):
+            assert name in out or not name.startswith("-")
+        assert "".join((getattr(parameter, "help", None) or "").split()) in plain
+    # A command in a line of its own, to the end of its first sentence.
+    for line in out.partition("Commands:")[2].splitlines():
+        assert not line.endswith("...")
 
 
 def test_the_module_runs_and_says_its_version():
