@@ -1122,12 +1122,13 @@ def clean(as_json: JsonOption = False) -> None:
     from specprobe.run_files import remove_texts
     from specprobe.scratch import remove_abandoned
     from specprobe.store import clear
+    from specprobe.units import format_bytes, format_plural
 
     files, freed_bytes = map(sum, zip(clear(), remove_abandoned(), remove_texts(), strict=True))
     if as_json:
         _print_json({"schema": "specprobe.clean/1", "files": files, "bytes": freed_bytes})
     else:
-        print(f"removed {files} files, {freed_bytes} bytes, from .specprobe")
+        print(f"removed {format_plural(files, 'file')} ({format_bytes(freed_bytes)}) from .specprobe")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

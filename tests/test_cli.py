@@ -13,6 +13,7 @@ import toy_target as toy
 import typer
 
 from specprobe.cli import app, run_command
+from specprobe.units import format_bytes
 
 TOKENS = [1, 2, 3, 4, 5, 6, 7, 8]
 
@@ -322,6 +323,38 @@ def test_log_text_is_inert_in_the_report(capsys):
     assert status == 0
     assert "\x1b" not in out + err
     assert "[bold]log" in out.replace("\n", "")
+
+
+def test_lengths_of_token_ids_are_in_tokens(capsys, log, tmp_path):
+    out = run(capsys, "inspect", log)[1]
+    assert "prompt length in tokens: min 9, median 9, max 9" in out
+    assert "answer length in tokens: min 18, median 21, max 25" in out
+    assert "characters" not in out
+    document = json.loads(run(capsys, "inspect", log, "--json")[1])
+    assert (document["prompt_chars"], document["prompt_tokens"]["max"]) == (None, 9)
+    # Beside text, each in its own unit.
+    text = write_rows(tmp_path / "text.jsonl", [{"prompt": "What is it?", "response": "A river."}])
+    out = run(capsys, "inspect", log, text)[1]
+    assert "prompt length in characters: min 11, median 11, max 11" in out
+    assert "answer length in characters: min 8, median 8, max 8" in out
+    assert "prompt length in tokens: min 9" in out
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "shown"),
+    [(0, "0 bytes"), (1, "1 byte"), (999, "999 bytes"), (1000, "1 kB"), (12_345, "12 kB"), (999_499, "999 kB"),
+     (999_600, "1 MB"), (340e6, "340 MB"), (999.7e6, "1.0 GB"), (1.23e9, "1.2 GB")],
+)  # fmt: skip
+def test_bytes_have_a_unit_that_people_read(num_bytes, shown):
+    assert format_bytes(num_bytes) == shown
+
+
+def test_clean_says_how_much_in_words(capsys):
+    folder = Path(".specprobe/trajectories/a")
+    folder.mkdir(parents=True)
+    (folder / "b.jsonl").write_bytes(b"x" * 12_345)
+    assert run(capsys, "clean")[1] == "removed 1 file (12 kB) from .specprobe\n"
+    assert run(capsys, "clean")[1] == "removed 0 files (0 bytes) from .specprobe\n"
 
 
 def test_interrupted_is_130(capsys, monkeypatch, log):
