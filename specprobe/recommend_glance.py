@@ -194,10 +194,21 @@ def _prices(recommendation: Recommendation) -> list[Block]:
 
 def crossover(recommendation: Recommendation) -> str:
     """From which concurrency on nothing is faster than not speculating."""
-    found, cost = recommendation.crossover_concurrency, recommendation.cost
-    if found is None:
-        return f"With all slots full, speculation is not slower up to {cost.batches[-1]}, the cost's largest batch."
-    return f"With all slots full, nothing is faster than not speculating from concurrency {found} on."
+    cost = recommendation.cost
+    return f"With all slots full, {crossover_words(recommendation.crossover_concurrency, cost.batches, cost.source)}."
+
+
+def crossover_words(found: int | None, batches: Sequence[int], source: str) -> str:
+    """`found`: the concurrency, None where a cost of these batches, from this source, has none."""
+    if found is not None:
+        return f"nothing is faster than not speculating from concurrency {found} on"
+    # A roofline has any batch, and timings are of what was asked for: only a file has a largest one of its own.
+    looked_at = {"roofline": "predicted", "measured": "timed"}.get(source)
+    if looked_at is None:
+        return f"speculation is not slower up to {batches[-1]}, the cost's largest batch"
+    if len(batches) == 1:
+        return f"speculation is not slower at concurrency {batches[0]}; no other was {looked_at}"
+    return f"speculation is not slower up to concurrency {batches[-1]}; no larger one was {looked_at}"
 
 
 def dollars(recommendation: Recommendation, verdict: Verdict) -> str:

@@ -23,6 +23,7 @@ from specprobe.recommend_glance import (
     render_verdict,
     traffics,
 )
+from specprobe.speedup import DEPTH_TOLERANCE
 from specprobe.speedup_grid import SpeedupGrid
 from specprobe.temperature_report import render_verdicts_by_temperature
 from specprobe.units import ABSENT, format_bytes, format_percent, format_seconds
@@ -49,6 +50,7 @@ def render_advice(advice: Advice, *, details: bool = False) -> Block:
     verdicts = recommendation.by_concurrency
     parts: list[Block] = [render_verdict(advice)]
     parts += [_why(recommendation, verdict) for verdict in verdicts]
+    parts += _depth_rule(verdicts)
     parts += [Gap(), *_maps(recommendation), Gap(), _what_if(verdicts), _not_changed(verdicts[-1])]
     parts += [Gap(), _cost(recommendation)]
     if advice.temperatures:
@@ -84,6 +86,24 @@ def _why(recommendation: Recommendation, verdict: Verdict) -> Block:
     text = "; ".join(f"{fact.name} {fact.value}" for fact in facts)
     sentence = Sentence("", f"{text}.", lead=f"{at}: {inert(best.label, 60)} {best.depth}: ")
     return Section([sentence, Section(facts, name=f"why, {at}")])
+
+
+def _depth_rule(verdicts: Sequence[Verdict]) -> list[Block]:
+    """Why a depth is not the fastest one, and another one at the next concurrency."""
+    told = []
+    for verdict in verdicts:
+        best = verdict.best
+        same = [o for o in verdict.options if o.label == best.label and o.config == best.config]
+        fastest = max(same, key=lambda option: option.speedup)
+        if fastest.depth != best.depth:
+            told.append(f"{fastest.depth} is the fastest at {traffics([verdict])}, {best.depth} was taken")
+    if not told:
+        return []
+    rule = (
+        f"of depths that are within {format_percent(DEPTH_TOLERANCE)} of the fastest the shallowest is taken, so that "
+        f"neighbouring concurrencies may differ where it hardly matters ({'; '.join(told)})."
+    )
+    return [Sentence("depth", rule, lead="depth: ")]
 
 
 def _seconds(seconds: float | None) -> str:

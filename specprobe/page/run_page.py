@@ -33,6 +33,7 @@ from specprobe.page.verdict_views import (
     verdict_cards,
     verdict_sentence,
 )
+from specprobe.recommend_glance import crossover_words
 from specprobe.run import Run
 from specprobe.summary import ResultSummary, RunSummary, best_by_temperature
 from specprobe.temperature_report import concentration_in_words
@@ -179,9 +180,8 @@ def _verdict_note(advice: StoredAdvice) -> str:
 
 
 def _crossover(advice: StoredAdvice) -> str:
-    if advice.crossover_concurrency is None:
-        return f"Speculation is not slower up to {advice.largest_batch}, the largest batch that the cost covers."
-    return f"From concurrency {advice.crossover_concurrency} on nothing is faster than not speculating."
+    words = crossover_words(advice.crossover_concurrency, advice.batches, advice.cost_source)
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _warnings(notices: Sequence[Notice]) -> tuple[str, ...]:

@@ -127,7 +127,7 @@ class StoredAdvice:
     cost_source: str
     conditions: Mapping[str, Any]
     log_deviation: float
-    largest_batch: int
+    batches: tuple[int, ...]
     run_digest: str
     engine_profile: str
     temperature: float
@@ -163,7 +163,7 @@ def _advice(document: Mapping[str, Any], sha256: str) -> StoredAdvice:
         cost_source=str(document["cost_source"]),
         conditions=dict(cost["conditions"]),
         log_deviation=float(cost["log_deviation"]),
-        largest_batch=int(cost["batches"][-1]),
+        batches=tuple(int(batch) for batch in cost["batches"]),
         run_digest=str(document.get("run_digest", "")),
         engine_profile=str(document["engine_profile"]),
         temperature=float(document["temperature"]),
