@@ -364,7 +364,10 @@ def recommend(
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option("--rate", help="Requests a second, at random times, instead of a concurrency."),
+        typer.Option(
+            "--rate",
+            help="Requests a second, at random times, instead of a concurrency; speed-ups are of latency then.",
+        ),
     ] = None,
     trace: Annotated[
         Path | None,

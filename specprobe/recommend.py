@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specprobe.acceptance import Acceptance
+from specprobe.arrivals import Arrivals
 from specprobe.candidates import Option, candidates, is_of
 from specprobe.cost import CostTable
 from specprobe.drafters import MODEL_FREE
@@ -40,7 +41,7 @@ MANY_TOKENS = 2_000_000
 class Verdict:
     """The answer for one traffic. `options` are all that were considered, the best first, then the fastest.
 
-    `concurrency`: requests in flight, as asked for or, `by_clock`, as arrivals lead to without speculation.
+    `concurrency`: requests in flight, as asked for or, `by_clock`, as `arrivals` lead to without speculation.
     `plain`: the server without speculation. `export`: the engine's settings for the best; empty where it should not be
     switched on. `schedule`: the best's depth for each batch, with this verdict's own at its concurrency.
     """
@@ -53,6 +54,7 @@ class Verdict:
     schedule: Schedule
     export: Mapping[str, Any]
     by_clock: bool = False
+    arrivals: Arrivals | None = None
 
     @property
     def runner_up(self) -> Option | None:
@@ -222,7 +224,9 @@ def _verdict(
     best = best_option(options, prefer)
     options.remove(best)
     verdict = _decide(best)
-    beyond = traffic.concurrency is not None and not cost.reaches(traffic.concurrency, 1)
+    # Arrivals by the clock run as many together as come, on average over the steps.
+    batch = traffic.concurrency or max(plain.batch, best.served.batch, cost.batches[0])
+    beyond = not cost.reaches(batch, 1)
     falling_behind = traffic.concurrency is None and best.served.falls_behind
     if undecided or beyond or falling_behind:
         verdict = "close"
@@ -241,6 +245,7 @@ def _verdict(
         if verdict == "speculate"
         else {},
         by_clock=traffic.arrival_seconds is not None,
+        arrivals=traffic.arrivals,
     )
 
 

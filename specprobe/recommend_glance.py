@@ -80,7 +80,8 @@ def render_missing_settings(recommendation: Recommendation) -> list[Block]:
 def traffics(verdicts: Sequence[Verdict]) -> str:
     """What verdicts are for."""
     if any(verdict.by_clock for verdict in verdicts):
-        return "these arrivals"
+        told = next((verdict.arrivals for verdict in verdicts if verdict.arrivals), None)
+        return told.in_words if told else "these arrivals"
     return f"concurrency {', '.join(str(verdict.concurrency) for verdict in verdicts)}"
 
 
@@ -91,7 +92,9 @@ def _verdict_sentence(recommendation: Recommendation, *, names_temperature: bool
         if number:
             sentence.append("; ")
         verdict = verdicts[0]
-        in_flight = f" (some {verdict.concurrency} in flight)" if verdict.by_clock else ""
+        # Of a queue that grows, how long it is depends on when one looks.
+        is_known = verdict.by_clock and not verdict.plain.falls_behind
+        in_flight = f" (some {verdict.concurrency} in flight)" if is_known else ""
         said = Text("not decided" if recommendation.undecided else VERDICT_WORDS[verdict.verdict])
         said.stylize(VERDICT_STYLES[verdict.verdict])
         if verdict.verdict == "speculate":
@@ -116,10 +119,11 @@ def _answer(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _best_against_off(recommendation: Recommendation) -> Block:
+    by_clock = any(verdict.by_clock for verdict in recommendation.by_concurrency)
     columns = [
-        Column("conc.", "concurrency"),
+        Column("in flight", "requests in flight") if by_clock else Column("conc.", "concurrency"),
         Column("best", is_number=False),
-        Column("speed-up"),
+        Column("latency speed-up", "speed-up of the mean request latency") if by_clock else Column("speed-up"),
         Column("90 % interval"),
         Column("tokens/round", "tokens per round"),
         Column("tok/s", "output tokens per second"),
@@ -224,7 +228,7 @@ def _with_temperature(found: TemperatureVerdicts) -> Block:
     )
     if found.break_even:
         told += f"; breaks even near {', '.join(f'{temperature:.2f}' for temperature in found.break_even)}"
-    name = f"temperature, concurrency {found.concurrency}"
+    name = f"temperature, {traffics([found.verdicts[0][1]])}"
     return Sentence(name, f"{told}.", lead=f"{name[0].upper()}{name[1:]}: ")
 
 

@@ -146,7 +146,10 @@ def _what_if(verdicts: Sequence[Verdict]) -> Block:
         if any(value is not None for value in found) and not (words == NO_DRAFTING and shown == rows[0][1:]):
             rows.append((words, *shown))
     columns = [Column("", is_number=False, wraps=True)]
-    columns += [Column(f"conc. {verdict.concurrency}", f"concurrency {verdict.concurrency}") for verdict in verdicts]
+    columns += [
+        Column("latency", "latency") if v.by_clock else Column(f"conc. {v.concurrency}", f"concurrency {v.concurrency}")
+        for v in verdicts
+    ]
     title = Text.assemble(("what if", "bold"), " (speed-up, were acceptance the same)")
     return Section([Figures(columns, rows)], title=title, name="what if", indent=2)
 

@@ -83,10 +83,11 @@ def _point(point: DensePoint, highest: float) -> tuple[Cell | str, ...]:
 
 def render_verdicts_by_temperature(temperatures: Sequence[TemperatureVerdicts]) -> Block:
     """The verdict at each temperature, one row for each concurrency and temperature, and where it breaks even."""
+    by_clock = any(verdict.by_clock for found in temperatures for _, verdict in found.verdicts)
     columns = [
-        Column("conc.", "concurrency"),
+        Column("in flight", "requests in flight") if by_clock else Column("conc.", "concurrency"),
         Column("temp.", "temperature"),
-        Column("speed-up"),
+        Column("latency speed-up", "speed-up of the mean request latency") if by_clock else Column("speed-up"),
         Column("verdict", is_number=False),
         Column("best", "best drafter and depth", is_number=False, wraps=True),
     ]

@@ -134,18 +134,38 @@ def test_recommend_predicts_a_gpu_that_is_not_here(capsys, log):
 
 def test_recommend_takes_arrivals_by_rate_and_by_trace(capsys, log):
     Path("cost.json").write_text(json.dumps(COST))
-    run(capsys, "analyze", log)
+    run(capsys, "analyze", log, "--drafter", "suffix", "--depth", "3")
     status, out, err = run(capsys, "recommend", "--cost", "cost.json", "--rate", "0.5", "--json")
     assert status == 0, err
     (entry,) = json.loads(out)["by_concurrency"]
     assert entry["by_clock"]
+    assert entry["arrivals"] == {"rate": 0.5, "trace": None}
+    assert entry["speedup_of"] == "mean_request_latency"
     assert entry["speedup"]["point"] > 1
+    out = run(capsys, "recommend", "--cost", "cost.json", "--rate", "0.5")[1]
+    assert out.startswith("0.5 requests a second (some ")
+    assert (
+        "speed-up of the mean request latency"
+        in run(capsys, "recommend", "--cost", "cost.json", "--rate", "1", "--plain")[1]
+    )
+    # More than the cost reaches decides nothing, nor does what no server of it keeps up with.
+    (entry,) = json.loads(run(capsys, "recommend", "--cost", "cost.json", "--rate", "9999", "--json")[1])[
+        "by_concurrency"
+    ]
+    assert (entry["verdict"], entry["speedup"]["low"] > 1.05) == ("close", True)
+    slow = [dict(point, batch=b, seconds=0.01 * b) for point in COST["points"][:4] for b in (1, 1024)]
+    Path("slow.json").write_text(json.dumps(COST | {"points": slow}))
+    out = " ".join(run(capsys, "recommend", "--cost", "slow.json", "--rate", "9999", "--details")[1].split())
+    assert out.startswith("9999 requests a second: too close to call (the server does not keep up with them).")
+    assert run(capsys, "report", "--html", "page.html")[0] == 0
+    assert "9999 requests a second" in Path("page.html").read_text("utf-8")
     rows = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
     rows += [f"2023-11-16 18:{i // 60:02}:{i % 60:02}.3927650,374,44" for i in range(40)]
     Path("trace.csv").write_text("\n".join(rows))
     status, out, err = run(capsys, "recommend", "--cost", "cost.json", "--trace", "trace.csv")
     assert status == 0, err
-    assert out.startswith("these arrivals (some ")
+    # 40 requests in 39 seconds.
+    assert " ".join(out.split()).startswith("arrivals of trace.csv, 1 request a second (some ")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specprobe.acceptance import drafter_label
+from specprobe.arrivals import Arrivals
 from specprobe.documents import read_own_document
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
@@ -66,12 +67,14 @@ class Distributions:
 class StoredVerdict:
     """The answer for one traffic; `options` are the best first, then the fastest.
 
-    `without`, `with_it`, `request_speedup` [Q]: None in documents of older versions. `sensitivity`: speed-up by
+    `arrivals`: how requests come `by_clock`; None in documents of older versions, as are `without`, `with_it` and
+    `request_speedup` [Q]. `sensitivity`: speed-up by
     (factor on prompts, factor on outputs).
     """
 
     concurrency: int
     by_clock: bool
+    arrivals: Arrivals | None
     verdict: str
     enough_prompts: bool
     break_even_tokens_per_round: float
@@ -98,11 +101,10 @@ class StoredVerdict:
     @property
     def traffic(self) -> str:
         """In words."""
-        return (
-            f"these arrivals (some {self.concurrency} in flight)"
-            if self.by_clock
-            else f"concurrency {self.concurrency}"
-        )
+        if not self.by_clock:
+            return f"concurrency {self.concurrency}"
+        arrivals = self.arrivals.in_words if self.arrivals else "these arrivals"
+        return f"{arrivals} (some {self.concurrency} in flight)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,7 @@ def _verdict(entry: Mapping[str, Any]) -> StoredVerdict:
     return StoredVerdict(
         concurrency=int(entry["concurrency"]),
         by_clock=bool(entry["by_clock"]),
+        arrivals=Arrivals(_known(coming["rate"]), coming["trace"]) if (coming := entry.get("arrivals")) else None,
         verdict=entry["verdict"],
         enough_prompts=bool(entry["enough_prompts"]),
         break_even_tokens_per_round=float(entry["break_even_tokens_per_round"]),
