@@ -11,6 +11,7 @@ from specprobe.blocks import Block, Section, Sentence
 from specprobe.gate import Gate, GateResult
 from specprobe.interval import MIN_PROMPTS
 from specprobe.notices import inert
+from specprobe.run_words import size_of, temperature_of
 from specprobe.units import ABSENT, format_interval, format_number, format_percent, format_plural
 
 STYLES = {"passed": "bold green", "failed": "bold red", "undecided": "bold yellow"}
@@ -101,8 +102,10 @@ def junit_xml(result: GateResult) -> bytes:
 def _subject(result: GateResult) -> str:
     acceptance = result.chosen.acceptance
     return (
-        f"{inert(result.chosen.name, 100)} at depth {result.chosen.depth}, temperature {acceptance.temperature:g}, "
-        f"{format_plural(acceptance.num_prompts, 'prompt')}, rules of {inert(result.run.engine_profile)}"
+        f"{inert(result.chosen.name, 100)} at depth {result.chosen.depth}, "
+        f"{temperature_of(result.run, acceptance.temperature)}, "
+        f"{size_of(result.run) if result.run.is_of_sums else format_plural(acceptance.num_prompts, 'prompt')}, "
+        f"rules of {inert(result.run.engine_profile)}"
     )
 
 

@@ -17,7 +17,7 @@ from specprobe.notices import Notice, inert
 from specprobe.profiles import resolve_profile
 from specprobe.progress import SILENT, Stages, counting, where_long
 from specprobe.refusals import judged, undecidable
-from specprobe.run import ResponseRecord, Run
+from specprobe.run import ResponseRecord, Run, has_sums
 from specprobe.serving import Served, Serving, Traffic
 from specprobe.speedup import DEPTH_TOLERANCE, best_depth, cost_keys, has_cost
 from specprobe.speedup_grid import SpeedupGrid, grid_batches, speedup_grid
@@ -86,6 +86,11 @@ class Recommendation:
     notices: tuple[Notice, ...]
     undecided: Notice | None = None
     dollars_per_hour: float | None = None
+
+    @property
+    def is_of_sums(self) -> bool:
+        """Whether the run was made of an engine's sums, which do not tell requests apart."""
+        return has_sums(self.notices)
 
     def dollars_per_million_tokens(self, served: Served) -> float | None:
         """Of output, while the server is as busy as this traffic keeps it; None without a price."""

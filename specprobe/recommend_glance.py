@@ -99,6 +99,8 @@ def _verdict_sentence(recommendation: Recommendation, *, names_temperature: bool
         said.stylize(VERDICT_STYLES[verdict.verdict])
         if verdict.verdict == "speculate":
             said.append(f" with {inert(verdict.best.label, 60)} at depth {verdict.best.depth}")
+        elif recommendation.is_of_sums:
+            said.append(" (sums over requests have no interval)")
         elif not verdict.best.enough_prompts:
             said.append(f" (fewer than {MIN_PROMPTS} prompts never say speculate)")
         elif _is_overloaded(verdict):

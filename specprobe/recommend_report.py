@@ -73,13 +73,16 @@ def _why(recommendation: Recommendation, verdict: Verdict) -> Block:
         "breaks even at": f"{best.break_even_tokens_per_round:.2f}"
         + ("" if length is None else f" (mean acceptance length {length:.2f})"),
         "request latency": f"{format_seconds(latency)} → {format_seconds(with_it)}",
-        "requests that take longer": format_percent(best.losing_share),
+        # All shares of a sum are alike, so that all would gain or all would lose.
+        "requests that take longer": "" if recommendation.is_of_sums else format_percent(best.losing_share),
         "gap between chunks p50": f"{_seconds(itl)} → {_seconds(itl_with_it)}",
         "per million output tokens": dollars(recommendation, verdict),
         "weights of the drafter": format_bytes(best.drafter_bytes) if best.drafter_bytes else "",
         "runner-up": _option(verdict.runner_up) if verdict.runner_up else "",
         "speed-up is that of": "the mean request latency" if verdict.by_clock else "",
-        "prompts": "" if best.enough_prompts else f"fewer than {MIN_PROMPTS}, which never say speculate",
+        "prompts": ""
+        if best.enough_prompts or recommendation.is_of_sums
+        else f"fewer than {MIN_PROMPTS}, which never say speculate",
     }
     at = traffics([verdict])
     facts = [Said(name, value) for name, value in told.items() if value]

@@ -150,16 +150,20 @@ def render_groups(groups: Sequence[GroupResult]) -> Block:
     return Section(parts, title=Text(f"by group{depth}", style="bold"), name=f"by group{depth}")
 
 
-def render_concentration(found: Concentration) -> Block:
-    """How few requests the gain comes from, in plain sentences."""
+def render_concentration(found: Concentration | None) -> Block:
+    """How few requests the gain comes from, in plain sentences; None: nobody knows."""
     return Sentence("spread over requests", concentration_in_words(found))
 
 
-def concentration_in_words(found: Concentration) -> str:
+def concentration_in_words(found: Concentration | None) -> str:
     """How few requests the gain comes from, and who gains most and least."""
+    if found is None:
+        return "Not known: the engine's counters are sums, which do not tell requests apart."
     requests = format_plural(found.requests, "request")
     if found.requests_for_half is None:
         return f"At depth {found.depth} none of {requests} gained anything."
+    if found.requests == 1:
+        return f"At depth {found.depth} there is one request alone, so all of the gain is its own."
     nothing = found.requests_with_nothing_accepted
     # A tenth of a handful is one.
     tenth = f", {format_percent(found.top_tenth_share)} from the best tenth" if found.requests >= 20 else ""

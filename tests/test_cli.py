@@ -326,6 +326,18 @@ def test_the_temperature_of_a_log(capsys, tmp_path, temperatures, option, record
     document = json.loads(out)
     assert document["results"][0]["temperature"] == recorded
     assert ("other_temperature" in {warning["code"] for warning in document["warnings"]}) == warned
+    is_known = option is not None or any(t is not None for t in temperatures)
+    assert document["responses"][0].get("temperature_is_known", True) == is_known
+    # It is as known from the run that was kept, and as it says.
+    for arguments in (["report"], ["report", "--details"], ["report", "--plain"]):
+        shown = " ".join(run(capsys, *arguments)[1].split())
+        assert ("not said by the log; taken as 0" in shown) != is_known
+        assert is_known or "temperature 0" not in shown
+    assert run(capsys, "report", "--html", "page.html")[0] == 0
+    # But for what it says of drafting in general.
+    page = " ".join(Path("page.html").read_text("utf-8").split()).replace("above temperature 0", "")
+    assert ("not said by the log; taken as 0" in page) != is_known
+    assert is_known or "temperature 0" not in page
 
 
 def test_a_log_without_answers_cannot_be_replayed_as_it_is(capsys, tmp_path):

@@ -17,6 +17,7 @@ from specprobe.documents import read_own_document
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.recommendation_document import SCHEMA
+from specprobe.run import has_sums
 from specprobe.speedup_grid import SpeedupGrid
 from specprobe.units import VERDICT_WORDS
 
@@ -140,6 +141,11 @@ class StoredAdvice:
     break_even: tuple[tuple[int, tuple[float, ...]], ...]
     notices: tuple[Notice, ...]
     undecided: str | None
+
+    @property
+    def is_of_sums(self) -> bool:
+        """Whether its run was made of an engine's sums, which do not tell requests apart."""
+        return has_sums(self.notices)
 
 
 def load_advice(path: Path) -> StoredAdvice:
