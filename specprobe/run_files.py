@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -42,7 +43,17 @@ def last_recommendation(run_digest: str) -> Path | None:
     with file_errors(recommendations_folder()):
         kept = sorted(recommendations_folder().glob("*.json"), reverse=True)
     # A whole document is parsed only where it can be the one.
-    return next((path for path in kept if run_digest.encode("ascii") in path.read_bytes()), None)
+    made_from = re.compile(rf'"run_digest"\s*:\s*"{re.escape(run_digest)}"'.encode("ascii"))
+    return next((path for path in kept if made_from.search(path.read_bytes())), None)
+
+
+def kept_at(path: Path) -> str | None:
+    """When a document was kept, which its name says: `2026-12-01 10:06:13 UTC`; None of a file that was not kept so."""
+    try:
+        moment = time.strptime(path.name[:15], "%Y%m%d-%H%M%S")
+    except ValueError:
+        return None
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", moment)
 
 
 def _keep(document: str, folder: Path, suffix: str = "") -> Path:

@@ -46,6 +46,10 @@ def advice_facts(advice: StoredAdvice) -> FactGroup:
     facts += [Fact(shown(key.replace("_", " ")), shown(value, LONG)) for key, value in told.items()]
     if advice.log_deviation:
         facts.append(Fact("known error", f"{format_percent(advice.log_deviation)}, which the intervals hold"))
+    facts.append(
+        Fact("recommendation", f"{shown(advice.file, 200)}{f', kept {advice.kept_at}' if advice.kept_at else ''}")
+    )
+    facts.append(Fact("made from the run with the digest", shown(advice.run_digest), is_code=True))
     facts.append(Fact("recommendation, SHA-256 of the file", advice.sha256, is_code=True))
     return FactGroup("Cost of a round", tuple(facts))
 

@@ -176,6 +176,7 @@ def _verdict_note(run: Run, advice: StoredAdvice) -> str:
     note = f"At {temperature_of(run, advice.temperature)}. Cost of a round: {shown(advice.cost_source)}{details}."
     if advice.log_deviation:
         note += f" It is known to err by {format_percent(advice.log_deviation)}, which the intervals hold."
+    note += f" From {shown(advice.file, LONG)}{f', kept {advice.kept_at}' if advice.kept_at else ''}."
     if advice.undecided:
         note = f"{shown(advice.undecided, LONG)}. {note}"
     return note

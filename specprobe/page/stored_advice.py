@@ -18,6 +18,7 @@ from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.recommendation_document import SCHEMA
 from specprobe.run import has_sums
+from specprobe.run_files import kept_at
 from specprobe.speedup_grid import SpeedupGrid
 from specprobe.units import VERDICT_WORDS
 
@@ -124,9 +125,14 @@ class AtTemperature:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredAdvice:
-    """A recommendation; `sha256` is of its file. `break_even`: (concurrency, temperatures where the best crosses 1)."""
+    """A recommendation; `sha256` is of its file, `file` its name, `kept_at` when it was kept, where that says so.
+
+    `break_even`: (concurrency, temperatures where the best crosses 1).
+    """
 
     sha256: str
+    file: str
+    kept_at: str | None
     cost_source: str
     conditions: Mapping[str, Any]
     log_deviation: float
@@ -154,20 +160,22 @@ def load_advice(path: Path) -> StoredAdvice:
         path, SCHEMA, "name a recommendation, as `specprobe recommend --json` prints it", "recommend again"
     )
     try:
-        return _advice(document, hashlib.sha256(path.read_bytes()).hexdigest())
+        return _advice(document, path)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise SpecprobeError(
             f"{path}: damaged recommendation ({type(error).__name__}: {error}); recommend again"
         ) from None
 
 
-def _advice(document: Mapping[str, Any], sha256: str) -> StoredAdvice:
+def _advice(document: Mapping[str, Any], path: Path) -> StoredAdvice:
     cost, undecided = document["cost"], document["undecided"]
     verdicts = tuple(_verdict(entry) for entry in document["by_concurrency"])
     if not verdicts:
         raise ValueError("no verdict")
     return StoredAdvice(
-        sha256=sha256,
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        file=path.name,
+        kept_at=kept_at(path),
         cost_source=str(document["cost_source"]),
         conditions=dict(cost["conditions"]),
         log_deviation=float(cost["log_deviation"]),
