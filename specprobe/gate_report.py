@@ -44,6 +44,7 @@ def describe_gate(gate: Gate) -> str:
     """One line: the figure, its interval, the threshold, and what an undecided gate lacks."""
     measured = gate.measured
     name = gate.name.replace("_", " ") + (f" at {gate.at}" if gate.at else "")
+    name += f" of {inert(gate.of, 80)}" if gate.of else ""
     wanted = f"{'at most' if gate.is_maximum else 'at least'} {_figure(gate, gate.threshold)}"
     if measured.point is None:
         return f"{name}: nothing was drafted, so there is no figure; wanted {wanted}"
@@ -65,7 +66,7 @@ def step_summary(result: GateResult) -> str:
     ]
     for gate in result.gates:
         cells = (
-            gate.name + (f" at {gate.at}" if gate.at else ""),
+            gate.name + (f" at {gate.at}" if gate.at else "") + (f" of {gate.of}" if gate.of else ""),
             _figure(gate, gate.threshold),
             ABSENT if gate.measured.point is None else _figure(gate, gate.measured.point),
             _interval(gate),

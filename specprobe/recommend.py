@@ -29,6 +29,8 @@ WORTHWHILE_SPEEDUP = 1.05
 LARGEST_SCHEDULED_BATCH = 1024
 # From 1 to 8 requests in flight suffix lost 5 % of its tokens per round, from 8 to 24 another 10 % (docs/drafters.md).
 FAR_IN_FLIGHT = 4
+# The code of the notice that arrivals are too many for a server.
+OVERLOADED = "overloaded"
 VerdictName = Literal["speculate", "dont", "close"]
 Preference = Literal["simple", "fast"]
 
@@ -415,5 +417,5 @@ def _served_notices(verdicts: Sequence[Verdict], traffics: Sequence[Traffic]) ->
         arms = {"without speculation": verdict.plain, "with the best option": verdict.best.served}
         if behind := [name for name, served in arms.items() if served.falls_behind]:
             said = f"{' and '.join(behind)} the server does not keep up with these arrivals: its queue grows"
-            notices.append(Notice("overloaded", f"{said}, and latencies depend on how long that lasts"))
+            notices.append(Notice(OVERLOADED, f"{said}, and latencies depend on how long that lasts"))
     return notices
