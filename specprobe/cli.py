@@ -282,13 +282,13 @@ def analyze(
             group_by=group_by,
         ),
     )
+    if out is not None:
+        check_out(out, inputs=(*prompts, ladder))
     if dry_run:
         from specprobe.dry_run import plan_analyze
 
         _print_plan(plan_analyze(options, OnStderr(is_plain=plain), TrajectoryStore()), as_json=as_json, plain=plain)
         return
-    if out is not None:
-        check_out(out, inputs=(*prompts, ladder))
     stages = OnStderr(is_plain=plain)
     run = run_analyze(options, stages, TrajectoryStore())
     summary = summarize_run(run, stages)
