@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from specprobe.arrivals import Arrivals, mean_rate, poisson_arrivals, read_trace
 from specprobe.cost import CostTable
 from specprobe.cost_sources import CostOptions, find_cost
+from specprobe.defaults import LARGEST_CONCURRENCY
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice, inert
 from specprobe.profiles import resolve_profile
@@ -25,8 +26,6 @@ from specprobe.serving import MAX_SEQUENCES, Traffic
 from specprobe.temperature_verdicts import TemperatureVerdicts, by_temperature
 
 MOST_CONCURRENCIES = 32
-# More than a replica of any engine runs at once; the simulation takes seconds there.
-LARGEST_CONCURRENCY = 8192
 MOST_DOLLARS = 1e6
 SLOWEST_RATE, FASTEST_RATE = 1e-3, 1e5
 # More than a server has slots, or no queue would show that they are too many; and no more than seconds of simulation

@@ -809,16 +809,16 @@ def calibrate(
     from specprobe.calibrate_run import CalibrateOptions, ServerOptions, run_calibration
     from specprobe.engine_probe import ProbePlan
     from specprobe.progress import OnStderr
+    from specprobe.server import check_timeout
 
-    asked = None
-    if server is not None:
-        plan = ProbePlan(
-            concurrencies=numbers(concurrency, "--concurrency", int),
-            contexts=numbers(context, "--context", int),
-            output_tokens=output_tokens,
-            repeats=repeats,
-        )
-        asked = ServerOptions(server, server_model, plan, timeout, keep_points)
+    plan = ProbePlan(
+        concurrencies=numbers(concurrency, "--concurrency", int),
+        contexts=numbers(context, "--context", int),
+        output_tokens=output_tokens,
+        repeats=repeats,
+    )
+    check_timeout(timeout)
+    asked = None if server is None else ServerOptions(server, server_model, plan, timeout, keep_points)
     options = CalibrateOptions(
         points=tuple(points or ()),
         server=asked,
