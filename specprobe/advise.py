@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specprobe.arrivals import poisson_arrivals, read_trace
+from specprobe.arrivals import Arrivals, mean_rate, poisson_arrivals, read_trace
 from specprobe.cost import CostTable
 from specprobe.cost_sources import CostOptions, find_cost
+from specprobe.defaults import LARGEST_CONCURRENCY
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice, inert
 from specprobe.profiles import resolve_profile
@@ -21,16 +22,15 @@ from specprobe.recommend import Preference, Recommendation, recommend
 from specprobe.recommendation_document import recommendation_document
 from specprobe.roofline import MOST_DEVICES
 from specprobe.run import Run
-from specprobe.serving import Traffic
+from specprobe.serving import MAX_SEQUENCES, Traffic
 from specprobe.temperature_verdicts import TemperatureVerdicts, by_temperature
 
 MOST_CONCURRENCIES = 32
-# More than a replica of any engine runs at once; the simulation takes seconds there.
-LARGEST_CONCURRENCY = 8192
 MOST_DOLLARS = 1e6
 SLOWEST_RATE, FASTEST_RATE = 1e-3, 1e5
-# Enough for the queue to show what it does, and no more than seconds of simulation for each depth.
-FEWEST_ARRIVALS, MOST_ARRIVALS = 1000, 5000
+# More than a server has slots, or no queue would show that they are too many; and no more than seconds of simulation
+# for each depth.
+FEWEST_ARRIVALS, MOST_ARRIVALS = 2 * MAX_SEQUENCES, 5000
 # Batches that arrivals may lead to: to time more of them takes minutes, to predict them nothing.
 TIMED_ARRIVAL_BATCHES, PREDICTED_ARRIVAL_BATCHES = (1, 4, 16, 64), (1, 4, 16, 64, 256, 1024)
 
@@ -48,7 +48,13 @@ class ArrivalOptions:
         if self.rate is not None and not SLOWEST_RATE <= self.rate <= FASTEST_RATE:
             raise SpecprobeError(f"--rate {self.rate:g}: requests a second, from {SLOWEST_RATE:g} to {FASTEST_RATE:g}")
 
-    def seconds(self, num_responses: int) -> tuple[NDArray[np.float64], tuple[Notice, ...]]:
+    def traffic(self, num_responses: int) -> tuple[Traffic, tuple[Notice, ...]]:
+        """The requests as they arrive, and what of a trace was not used."""
+        seconds, notices = self._seconds(num_responses)
+        told = Arrivals(self.rate) if self.trace is None else Arrivals(mean_rate(seconds), self.trace.name)
+        return Traffic(arrival_seconds=seconds, arrivals=told), notices
+
+    def _seconds(self, num_responses: int) -> tuple[NDArray[np.float64], tuple[Notice, ...]]:
         """When requests arrive, rising, and what of a trace was not used; requests of the log are served in turn."""
         if self.trace is None:
             num_requests = min(max(num_responses, FEWEST_ARRIVALS), MOST_ARRIVALS)
@@ -99,8 +105,8 @@ def advise(
     traffics = [Traffic(concurrency) for concurrency in dict.fromkeys(concurrencies)]
     arrival_notices: tuple[Notice, ...] = ()
     if arrivals is not None:
-        seconds, arrival_notices = arrivals.seconds(len(run.responses_at(temperature).ids))
-        traffics = [Traffic(arrival_seconds=seconds)]
+        traffic, arrival_notices = arrivals.traffic(len(run.responses_at(temperature).ids))
+        traffics = [traffic]
     dollars = None if gpu_price is None else gpu_price * _devices(cost, cost_options)
     found = [
         recommend(run, value, cost, traffics, prefer=prefer, dollars_per_hour=dollars, stages=stages)

@@ -192,6 +192,7 @@ def _responses_record(
         texts=tuple((origin.tokenizer.decode(t.prompt_ids), origin.tokenizer.decode(t.output_ids)) for t in works)
         if include_text and origin.tokenizer is not None
         else None,
+        temperature_is_known=origin.temperature_is_known,
     )
 
 
@@ -358,5 +359,5 @@ def _all_notices(
         where = f"temperature {temperature:g}: " if len(temperatures) > 1 else ""
         notices += [*found.notices, *check_responses(found.trajectories, where)]
     for result in results:
-        notices += check_acceptance(result)
+        notices += check_acceptance(result, temperature_is_known=sources.origin.temperature_is_known)
     return tuple(dict.fromkeys(notices))

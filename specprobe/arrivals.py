@@ -28,6 +28,31 @@ from specprobe.sources import Source, open_source
 MOST_TOKENS = 2**31 - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """How requests come by the clock: so many a second on average, at random or at the times of a trace.
+
+    `rate`: None of a trace whose requests all come at once. `trace`: the name of its file.
+    """
+
+    rate: float | None
+    trace: str | None = None
+
+    @property
+    def in_words(self) -> str:
+        """`4 requests a second`, `arrivals of trace.csv, 0.9 requests a second`."""
+        rate = "" if self.rate is None else f"{self.rate:.4g} {'request' if self.rate == 1 else 'requests'} a second"
+        if self.trace is None:
+            return rate
+        return f"arrivals of {inert(self.trace, 60)}{f', {rate}' if rate else ''}"
+
+
+def mean_rate(seconds: NDArray[np.float64]) -> float | None:
+    """Requests a second between the first and the last of `seconds` [R], rising; None where they come at once."""
+    span = float(seconds[-1] - seconds[0])
+    return (seconds.size - 1) / span if span > 0 else None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """R requests by time of arrival: `arrival_seconds` float64 [R] from 0, rising; lengths int32 [R] in tokens.

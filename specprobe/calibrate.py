@@ -179,6 +179,12 @@ def find_setup(model: str | None, gpu: str | None, *, devices: int, dtype: str |
     return Setup(model, gpu, engine, deployment)
 
 
+def check_depth(depth: int) -> None:
+    """Refuse a depth that no cost table has."""
+    if not 1 <= depth <= MOST_DEPTH:
+        raise SpecprobeError(f"--depth {depth}: from 1 to {MOST_DEPTH}")
+
+
 def calibrate_points(
     timings: Sequence[Timing],
     setup: Setup,
@@ -192,8 +198,7 @@ def calibrate_points(
     `drafters`: further ones that the table is to have, as `analyze --drafter` takes them. `conditions`: what else is
     known of the measurement. Raises SpecprobeError where a drafter's shape is not known.
     """
-    if not 1 <= depth <= MOST_DEPTH:
-        raise SpecprobeError(f"--depth {depth}: from 1 to {MOST_DEPTH}")
+    check_depth(depth)
     models = _models(timings, setup)
     measured = np.log([_measured(timing) for timing in timings])
     deviations = np.array([timing.deviation for timing in timings])

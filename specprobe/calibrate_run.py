@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specprobe.calibrate import Calibration, calibrate_points, find_setup, write_cost
+from specprobe.calibrate import Calibration, calibrate_points, check_depth, find_setup, write_cost
 from specprobe.completion_server import find_model
 from specprobe.engine_probe import ProbePlan, probe_server
 from specprobe.errors import SpecprobeError
@@ -51,6 +51,7 @@ def run_calibration(options: CalibrateOptions, stages: Stages) -> tuple[Calibrat
     """
     if not options.points and options.server is None:
         raise SpecprobeError("calibrate: no points; name files of points, or a live server with --server")
+    check_depth(options.depth)
     setup = find_setup(options.model, options.gpu, devices=options.devices, dtype=options.dtype, engine=options.engine)
     # Shown to people, who are in the project's folder.
     out = options.out or state_folder().relative_to(Path.cwd()) / "calibrated.json"

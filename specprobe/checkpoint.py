@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
+from specprobe.quiet import quiet_hub
 
 if TYPE_CHECKING:
     import torch
@@ -279,9 +280,10 @@ def _download(name: str) -> Path:
     from specprobe.tokens import unreachable_error
 
     try:
-        folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
-        if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=["*.json", *_WEIGHTS]))
+        with quiet_hub():
+            folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+            if not any(folder.glob("*.safetensors")):
+                folder = Path(snapshot_download(name, allow_patterns=["*.json", *_WEIGHTS]))
         return folder
     except Exception as error:  # a name that is no repository, no network, no permission: all mean the same here
         raise unreachable_error("drafter", name, error) from error

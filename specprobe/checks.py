@@ -64,10 +64,12 @@ def check_responses(trajectories: Sequence[Trajectory], where: str = "") -> list
     return notices
 
 
-def check_acceptance(acceptance: Acceptance) -> list[Notice]:
+def check_acceptance(acceptance: Acceptance, *, temperature_is_known: bool = True) -> list[Notice]:
     """Notices about one result: too few drafted rounds, everything censored at the depth."""
     totals = acceptance.totals(acceptance.depth)
-    label = f"{inert(acceptance.label, 100)} at temperature {acceptance.temperature:g}"
+    label = inert(acceptance.label, 100)
+    if temperature_is_known:
+        label += f" at temperature {acceptance.temperature:g}"
     if not totals.drafted_rounds:
         return [
             Notice(

@@ -49,8 +49,11 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    # The columns of rich's help cut long names on 80 columns, and its markup takes [brackets] for its own.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Does speculative decoding pay off on your traffic, with which method and how many draft tokens?",
+    help="Does speculative decoding pay off on your traffic, with which method and how many draft tokens? Begin with "
+    "`specprobe analyze PROMPTS`, then `specprobe recommend`.",
 )
 
 
@@ -71,7 +74,7 @@ def inspect(
     plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what is in a prompt log: format, rows, usable prompts, skips by reason, lengths."""
+    """Say what is in a prompt log: format, prompts, skips, lengths."""
     from specprobe.progress import OnStderr
     from specprobe.workload import inspect_workload
 
@@ -163,7 +166,8 @@ def analyze(
         str,
         typer.Option(
             "--engine",
-            help="Whose rules: vllm, vllm@0.30, vllm-v1, vllm-v2, sglang, tensorrt-llm, hf, llama.cpp.",
+            help="The engine that you serve with, whose rules are replayed: vllm, vllm@0.30, vllm-v1, vllm-v2, sglang, "
+            "tensorrt-llm, hf, llama.cpp.",
             autocompletion=completion.engines,
         ),
     ] = defaults.ENGINE,
@@ -178,7 +182,8 @@ def analyze(
     ] = None,
     trust_remote_code: TrustOption = False,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="Hub id or folder; for logged text, or a served model's.")
+        str | None,
+        typer.Option("--tokenizer", help="Hub id or folder; cuts logged text, or a server's, into tokens."),
     ] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -225,7 +230,7 @@ def analyze(
     plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay drafters over a prompt log: acceptance by position, tokens per round by depth, curves."""
+    """Replay drafters over a prompt log: what would be accepted. By position and depth, with curves."""
     from specprobe.analyze import analyze as run_analyze
     from specprobe.causal_lm import LoadOptions
     from specprobe.documents import dump_document
@@ -277,13 +282,13 @@ def analyze(
             group_by=group_by,
         ),
     )
+    if out is not None:
+        check_out(out, inputs=(*prompts, ladder))
     if dry_run:
         from specprobe.dry_run import plan_analyze
 
         _print_plan(plan_analyze(options, OnStderr(is_plain=plain), TrajectoryStore()), as_json=as_json, plain=plain)
         return
-    if out is not None:
-        check_out(out, inputs=(*prompts, ladder))
     stages = OnStderr(is_plain=plain)
     run = run_analyze(options, stages, TrajectoryStore())
     summary = summarize_run(run, stages)
@@ -359,7 +364,10 @@ def recommend(
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option("--rate", help="Requests a second, at random times, instead of a concurrency."),
+        typer.Option(
+            "--rate",
+            help="Requests a second, at random times, instead of a concurrency; speed-ups are of latency then.",
+        ),
     ] = None,
     trace: Annotated[
         Path | None,
@@ -370,7 +378,7 @@ def recommend(
     plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """The verdict for a concurrency: speculate or not, with which drafter and how many draft tokens."""
+    """Say whether to speculate, with which drafter and how deep. From a run of analyze and what a round costs."""
     from specprobe.advise import ArrivalOptions, advise
     from specprobe.cost_sources import CostOptions
     from specprobe.documents import dump_document
@@ -451,7 +459,7 @@ def report(
     plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """A run again, on the terminal or as a page (--html) with figures, verdict and provenance."""
+    """Show a run again, on the terminal or as a page (--html). The page has figures, verdict and provenance."""
     from specprobe.progress import OnStderr
     from specprobe.run_files import check_out, last_run
 
@@ -505,7 +513,7 @@ def compare(
     plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What changed from run A to run B, paired by prompt, and whether these prompts can tell."""
+    """Say what changed from run A to run B, prompt by prompt. And whether these prompts can tell."""
     from specprobe.compare import compare as compare_runs
     from specprobe.progress import OnStderr
     from specprobe.run_document import load_run
@@ -579,7 +587,7 @@ def gate(
     plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Thresholds for CI, decided on intervals: exit 1 where a gate failed. Also from specprobe.toml."""
+    """Hold a run against thresholds, for CI: exit 1 if one fails. Decided on intervals. Also from specprobe.toml."""
     from specprobe.gate import run_gate
     from specprobe.gate_files import gate_files
     from specprobe.gate_report import failure_lines
@@ -647,7 +655,7 @@ def fit(
     plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit acceptance curves to published numbers or to an engine's own, and predict other depths."""
+    """Predict acceptance at other depths from that at some. As published, or as an engine counted it."""
     from specprobe.curve import fit_document, fit_lengths, fit_rates
 
     if sum(map(bool, (rate, length, metrics))) != 1:
@@ -692,20 +700,21 @@ def import_numbers(
     ],
     temperature: Annotated[float, typer.Option("--temperature", help="Of the requests.", show_default=False)],
     draft_sampling: Annotated[
-        DraftSamplingChoice, typer.Option("--draft-sampling", help="How it drafted above temperature 0.")
+        DraftSamplingChoice,
+        typer.Option("--draft-sampling", help="How it drafted above temperature 0: greedy, sampled."),
     ] = DraftSamplingChoice.greedy,
     depth: Annotated[
         int | None, typer.Option("--depth", help="The most draft tokens, where the engine does not say.")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="NAME[@VERSION]. Default: the engine that the file is of.")
+        str | None, typer.Option("--engine", help="NAME or NAME@VERSION. Default: the engine that the file is of.")
     ] = None,
     out: RunOutOption = None,
     details: DetailsOption = False,
     plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a run of what an engine counted, for recommend, compare and gate."""
+    """Make a run of what an engine counted itself. For recommend, compare and gate."""
     from specprobe.documents import dump_document
     from specprobe.engine_numbers.imports import ImportOptions, import_run
     from specprobe.run_document import run_document
@@ -796,20 +805,20 @@ def calibrate(
     plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit the roofline's few constants to measured step times, and save a cost file for recommend."""
+    """Fit the cost model to measured step times, for recommend. It is saved as a cost file."""
     from specprobe.calibrate_run import CalibrateOptions, ServerOptions, run_calibration
     from specprobe.engine_probe import ProbePlan
     from specprobe.progress import OnStderr
+    from specprobe.server import check_timeout
 
-    asked = None
-    if server is not None:
-        plan = ProbePlan(
-            concurrencies=numbers(concurrency, "--concurrency", int),
-            contexts=numbers(context, "--context", int),
-            output_tokens=output_tokens,
-            repeats=repeats,
-        )
-        asked = ServerOptions(server, server_model, plan, timeout, keep_points)
+    plan = ProbePlan(
+        concurrencies=numbers(concurrency, "--concurrency", int),
+        contexts=numbers(context, "--context", int),
+        output_tokens=output_tokens,
+        repeats=repeats,
+    )
+    check_timeout(timeout)
+    asked = None if server is None else ServerOptions(server, server_model, plan, timeout, keep_points)
     options = CalibrateOptions(
         points=tuple(points or ()),
         server=asked,
@@ -913,8 +922,7 @@ def bench(
     plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """The same prompts on a real server, with and without speculation, beside the prediction; exit 1 where its
-    speculative output is broken."""
+    """Measure a real server with and without speculation. Beside the prediction; exit 1 if its output is broken."""
     from specprobe.bench.document import bench_document
     from specprobe.bench.options import bench_cost, bench_replay, bench_servers
     from specprobe.bench.plan import BenchPlan
@@ -968,7 +976,7 @@ def backtest(
     plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Judge the cost model against results that were measured: verdicts, errors, depths, crossovers."""
+    """Judge the cost model against results that were measured. Verdicts, errors, depths, crossovers."""
     from specprobe.backtest import backtest as run_backtest
 
     result = run_backtest(table, calibrated=calibrated, seed=seed)
@@ -990,7 +998,6 @@ def export(
             metavar="E",
             help="Settings of an engine, with or without @VERSION: vllm, sglang, tensorrt-llm, llama.cpp, hf; "
             "vllm-synthetic (accepts by the measured rates); profile (speculation_profile.json); aiconfigurator.",
-            rich_help_panel="What to export",
         ),
     ] = None,
     rows: Annotated[
@@ -1000,7 +1007,6 @@ def export(
             metavar="FILE",
             help="A table with a row for each response, drafter, temperature, draft sampling and depth; .csv or "
             ".parquet.",
-            rich_help_panel="What to export",
         ),
     ] = None,
     recommendation: Annotated[
@@ -1022,7 +1028,7 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", help="Write what --engine gives to this file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write what a run holds in another form: settings of an engine, or rows."""
+    """Write a run as settings of an engine, or as a table."""
     from specprobe.progress import OnStderr
     from specprobe.run_document import load_run
     from specprobe.run_files import check_out, last_run
@@ -1077,7 +1083,7 @@ def schema(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the JSON Schema of a kind of document, or list the kinds."""
+    """Print the JSON Schema of a kind of document, or list them."""
     from specprobe.schemas import document_kinds, find_kind, list_document
 
     if name is not None:
@@ -1097,7 +1103,7 @@ def doctor(
     plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what this machine can do and what is missing; exit 2 where the main job cannot run."""
+    """Say what this machine can do, and what is missing. Exit 2 where the main job cannot run."""
     from specprobe.doctor import examine
     from specprobe.progress import OnStderr
 
@@ -1115,16 +1121,17 @@ def doctor(
 
 @app.command()
 def clean(as_json: JsonOption = False) -> None:
-    """Remove what holds text in .specprobe: responses, runs with --include-text, what killed runs left. Others stay."""
+    """Remove what holds text in .specprobe. Responses, runs with --include-text, what killed runs left. Others stay."""
     from specprobe.run_files import remove_texts
     from specprobe.scratch import remove_abandoned
     from specprobe.store import clear
+    from specprobe.units import format_bytes, format_plural
 
     files, freed_bytes = map(sum, zip(clear(), remove_abandoned(), remove_texts(), strict=True))
     if as_json:
         _print_json({"schema": "specprobe.clean/1", "files": files, "bytes": freed_bytes})
     else:
-        print(f"removed {files} files, {freed_bytes} bytes, from .specprobe")
+        print(f"removed {format_plural(files, 'file')} ({format_bytes(freed_bytes)}) from .specprobe")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,6 +8,7 @@ from specprobe.blocks import Block, Column, Figures, Gap, Section, Sentence
 from specprobe.compare import Comparison, Contrast, ResultContrast
 from specprobe.interval import MIN_PROMPTS, Interval
 from specprobe.notices import inert
+from specprobe.run_words import temperature_of
 from specprobe.units import ABSENT, format_number, format_percent, format_plural
 
 STYLES = {"higher": "bold green", "lower": "bold red", "not significant": "bold", "too few prompts": "bold yellow"}
@@ -25,7 +26,7 @@ def render_comparison(comparison: Comparison) -> Block:
             )
         )
     for result in comparison.results:
-        parts += [*([Gap()] if parts else []), _result(result)]
+        parts += [*([Gap()] if parts else []), _result(comparison, result)]
     for run, label, temperature in comparison.left_out:
         said = Text(f"{inert(label, 60)}, temperature {temperature:g}", style="dim")
         parts.append(
@@ -34,17 +35,27 @@ def render_comparison(comparison: Comparison) -> Block:
     return Section(parts)
 
 
-def _result(result: ResultContrast) -> Block:
-    name = f"{inert(result.a.label, 60)}, temperature {result.a.temperature:g}"
+def _result(comparison: Comparison, result: ResultContrast) -> Block:
+    name = f"{inert(result.a.label, 60)}, {temperature_of(comparison.a, result.a.temperature)}"
     depth = f"depth {result.depth}"
-    verdict = Sentence(f"{name}, {depth}", _verdict(result), lead=Text(f"{name}, {depth}: ", style="bold"))
+    is_of_sums = comparison.a.is_of_sums or comparison.b.is_of_sums
+    said = _without_interval(result) if is_of_sums else _verdict(result)
+    verdict = Sentence(f"{name}, {depth}", said, lead=Text(f"{name}, {depth}: ", style="bold"))
     return Section([verdict, Section([_depths(result)], name=name, indent=2)])
 
 
+def _tokens_per_round(result: ResultContrast) -> str:
+    return f"tokens per round {format_number(result.judged.a)} in A, {format_number(result.judged.b)} in B: "
+
+
+def _without_interval(result: ResultContrast) -> Text:
+    """Of sums over requests that nobody can tell apart, chance cannot be told from change."""
+    return Text(f"{_tokens_per_round(result)}not judged, since an engine's sums do not tell requests apart")
+
+
 def _verdict(result: ResultContrast) -> Text:
-    text = Text()
+    text = Text(_tokens_per_round(result))
     judged = result.judged
-    text.append(f"tokens per round {format_number(judged.a)} in A, {format_number(judged.b)} in B: ")
     text.append(result.standing, style=STYLES[result.standing])
     text.append(f" ({_signed_interval(judged.difference)}, over {format_plural(result.prompts, 'prompt')})")
     if result.standing == "too few prompts":

@@ -14,15 +14,17 @@ from specprobe.documents import read_own_document
 from specprobe.drafters import MODEL_FREE
 from specprobe.errors import SpecprobeError
 from specprobe.export import (
+    WRITERS,
     EngineRefusesError,
     Schedule,
+    Settings,
     Speculation,
     command_line,
     engine_family,
     engine_settings,
 )
 from specprobe.notices import Notice, inert
-from specprobe.profiles import outside_known_versions, resolve_profile
+from specprobe.profiles import Profile, is_known_engine, known_engines, outside_known_versions, resolve_profile
 from specprobe.recommendation_document import SCHEMA as RECOMMENDATION_SCHEMA
 from specprobe.result_choice import Choice, choose_result
 from specprobe.run import Run
@@ -91,6 +93,11 @@ def export_configuration(run: Run, kind: str, choice: Choice, recommendation: Pa
     if other and version:
         raise SpecprobeError(f"--engine {inert(kind)}: {name} has no versions; leave out @{inert(version)}")
     # Resolved before a result is chosen, so that a misspelt name is what is complained about.
+    if other is None and name != SYNTHETIC and not is_known_engine(name):
+        raise SpecprobeError(
+            f"--engine {inert(kind)!r}: not known; there are {', '.join((*known_engines(), SYNTHETIC))}, each with or "
+            f"without @VERSION, and {', '.join(_OTHER_KINDS)}"
+        )
     profile = None if other else resolve_profile(_engine(run, name, version))
     chosen = _by_recommendation(run, recommendation) if recommendation else _by_choice(run, choice)
     if other:
@@ -98,22 +105,12 @@ def export_configuration(run: Run, kind: str, choice: Choice, recommendation: Pa
         return Exported(name, None, chosen.acceptance, chosen.depth, run, settings, text, (*chosen.notices, *notices))
     assert profile is not None
     acceptance = chosen.acceptance
-    engine = engine_family(profile.engine)
-    by_other_rules = engine != engine_family(resolve_profile(run.engine_profile).engine)
-    if acceptance.drafter == "ngram" in profile.drafters and by_other_rules:
-        raise EngineRefusesError(
-            f"ngram was replayed by the rules of {run.engine_profile}, and {profile.name} looks up otherwise; "
-            f"analyze with --engine {profile.name}"
-        )
-    drafts_greedily = acceptance.draft_sampling == "greedy" and acceptance.drafter not in MODEL_FREE
-    if acceptance.temperature and drafts_greedily and not profile.greedy_drafts:
-        raise EngineRefusesError(f"{profile.name} samples its drafts; choose the result with sampled drafts")
-    settings = engine_settings(
-        profile,
-        Speculation(acceptance.drafter, acceptance.config, chosen.depth, chosen.schedule, acceptance.draft_sampling),
-        version=version or None,
-        synthetic_rates=partial(synthetic_rates, acceptance) if name == SYNTHETIC else None,
-    )
+    try:
+        settings = _settings(run, profile, chosen, name, version)
+    except EngineRefusesError as error:
+        is_open = recommendation is None and choice.drafter is None
+        further = _taken_instead(run, profile, acceptance) if is_open else ""
+        raise EngineRefusesError(f"{error}{further}") from None
     notices = (
         *chosen.notices,
         *_other_rules(run, profile.name),
@@ -121,8 +118,65 @@ def export_configuration(run: Run, kind: str, choice: Choice, recommendation: Pa
         *(_synthetic_notices(acceptance) if name == SYNTHETIC else ()),
     )
     return Exported(
-        name, profile.name, acceptance, chosen.depth, run, settings, command_line(engine, settings), notices
+        name,
+        profile.name,
+        acceptance,
+        chosen.depth,
+        run,
+        settings,
+        command_line(engine_family(profile.engine), settings),
+        notices,
     )
+
+
+def _settings(run: Run, profile: Profile, chosen: _Chosen, name: str, version: str) -> Settings:
+    """What the engine takes. Raises EngineRefusesError."""
+    acceptance = chosen.acceptance
+    if acceptance.drafter == "ngram" in profile.drafters and _looks_up_otherwise(run, profile):
+        raise EngineRefusesError(
+            f"{profile.name} looks n-grams up by other rules than {run.engine_profile}, whose were replayed, so it "
+            f"accepts otherwise; analyze with --engine {profile.name} --drafter {_ngram_of(profile, acceptance)}"
+        )
+    drafts_greedily = acceptance.draft_sampling == "greedy" and acceptance.drafter not in MODEL_FREE
+    if acceptance.temperature and drafts_greedily and not profile.greedy_drafts:
+        raise EngineRefusesError(f"{profile.name} samples its drafts; choose the result with sampled drafts")
+    return engine_settings(
+        profile,
+        Speculation(acceptance.drafter, acceptance.config, chosen.depth, chosen.schedule, acceptance.draft_sampling),
+        version=version or None,
+        synthetic_rates=partial(synthetic_rates, acceptance) if name == SYNTHETIC else None,
+    )
+
+
+def _looks_up_otherwise(run: Run, profile: Profile) -> bool:
+    return engine_family(profile.engine) != engine_family(resolve_profile(run.engine_profile).engine)
+
+
+def _ngram_of(profile: Profile, acceptance: Acceptance) -> str:
+    """The n-gram drafter as `analyze` takes it for this engine: not all let users set the shortest lookup."""
+    shortest, longest = (acceptance.config.get(key) for key in ("min", "max"))
+    has_range = profile.has_ngram_min and profile.ngram is not None and profile.ngram.copy_limit is None
+    if has_range and shortest and longest:
+        return f"ngram:min={shortest},max={longest}"
+    return f"ngram:max={longest}" if longest else "ngram"
+
+
+def _taken_instead(run: Run, profile: Profile, refused: Acceptance) -> str:
+    """Which other drafters of the run this engine takes, or what to do where there is none."""
+    engine = engine_family(profile.engine)
+    taken = [
+        result.label
+        for result in run.results
+        if result.temperature == refused.temperature
+        and result.drafter != refused.drafter
+        and result.drafter in profile.drafters
+        and (engine, result.drafter) in WRITERS
+        and not (result.drafter == "ngram" and _looks_up_otherwise(run, profile))
+    ]
+    if taken:
+        named = ", ".join(inert(label, 60) for label in dict.fromkeys(taken))
+        return f"; of this run it takes {named}: name one with --drafter"
+    return "" if refused.drafter == "ngram" else f"; analyze with --engine {profile.name} and a drafter that it offers"
 
 
 def synthetic_rates(acceptance: Acceptance, depth: int) -> tuple[float, ...]:

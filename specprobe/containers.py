@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice, inert
+from specprobe.quiet import quiet_hub
 from specprobe.sources import HEAD_BYTES, HUB_PREFIX, ByteStream
 
 MAX_ROW = 256 << 20
@@ -444,7 +445,8 @@ def hub_rows(name: str) -> Contents:
         raise SpecprobeError(message)
     config, split = [*(part or None for part in parts[1:]), None, None][:2]
     try:
-        data = datasets.load_dataset(parts[0], config, split=split, streaming=True)
+        with quiet_hub():
+            data = datasets.load_dataset(parts[0], config, split=split, streaming=True)
     except Exception as error:  # whatever a download can raise; the user needs one line
         raise _hub_error(name, error) from error
     if isinstance(data, dict):

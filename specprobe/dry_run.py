@@ -85,7 +85,7 @@ def plan_recommend(
         "simulate the server", sum(r.depth for r in run.results), "candidates", "not timed yet on this machine"
     )
     if cost_options.file is not None or cost_options.gpu is not None:
-        return Plan("recommend", (simulate,))
+        return Plan("recommend", (simulate,), peak_basis="nothing is loaded or timed")
     if not _is_here(timed_name(run, cost_options)):
         return Plan("recommend", (Step("time rounds", len(batches), "batch sizes", NOT_HERE), simulate))
     begin = time.perf_counter()

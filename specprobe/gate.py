@@ -17,13 +17,15 @@ import numpy as np
 from scipy.special import ndtri
 
 from specprobe.acceptance import Acceptance, drafter_label
+from specprobe.arrivals import Arrivals
 from specprobe.compare import POWER, check_comparable, contrast_results
-from specprobe.documents import read_document
+from specprobe.documents import read_own_document
 from specprobe.errors import SpecprobeError
 from specprobe.interval import LEVEL, MIN_PROMPTS, Interval, tokens_per_round_intervals
 from specprobe.notices import inert
 from specprobe.pairing import Difference, pair_prompts, pair_results, pair_temperatures
 from specprobe.progress import SILENT, Stages
+from specprobe.recommend import OVERLOADED
 from specprobe.recommendation_document import SCHEMA as RECOMMENDATION_SCHEMA
 from specprobe.result_choice import Choice, ChosenResult, choose_result
 from specprobe.run import ENGINE_SUMS, Run
@@ -95,6 +97,7 @@ class Measured:
 class Gate:
     """One threshold and what was measured. `at`: where there are several of a name, such as `concurrency 8`.
 
+    `of`: the drafter and depth that a recommendation's speed-up is of, which need not be the result of the other gates.
     `is_maximum`: whether the figure must stay below the threshold. `blocked`: why nothing can be decided, whatever the
     figures say.
     """
@@ -104,6 +107,7 @@ class Gate:
     measured: Measured
     is_maximum: bool = False
     at: str | None = None
+    of: str | None = None
     blocked: str | None = None
     allow_undecided: bool = False
 
@@ -161,6 +165,7 @@ class Gate:
         return {
             "name": self.name,
             "at": self.at,
+            "of": self.of,
             "threshold": self.threshold,
             "point": self.measured.point,
             "low": self.measured.low,
@@ -284,12 +289,12 @@ def _regression(baseline: Run, run: Run, chosen: ChosenResult) -> Measured:
 
 def _speedup_gates(run: Run, chosen: ChosenResult, threshold: float, path: Path, choice: Choice) -> list[Gate]:
     """One gate for each concurrency of a recommendation made from this run."""
-    document = read_document(path, RECOMMENDATION_SCHEMA, "name what `recommend --json` wrote")
+    document = read_own_document(path, RECOMMENDATION_SCHEMA, "name what `recommend --json` wrote", "recommend again")
     try:
         return [_speedup_gate(run, chosen, threshold, document, entry, choice) for entry in document["by_concurrency"]]
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise SpecprobeError(
-            f"{path}: damaged recommendation ({type(error).__name__}: {error}); recommend again"
+            f"{path}: damaged recommendation ({type(error).__name__}: {inert(str(error), 80)}); recommend again"
         ) from None
 
 
@@ -310,8 +315,7 @@ def _speedup_gate(
         )
     if document.get("run_digest") not in (None, run.digest):
         raise SpecprobeError("--recommendation: was made from another run; recommend from this one")
-    best = entry["speedup"]
-    point, low, high = best["point"], best["low"], best["high"]
+    option = entry["options"][0]
     if choice.drafter is not None or choice.depth is not None:
         options = [option for option in entry["options"] if _is_chosen(option, acceptance, choice, chosen.depth)]
         if not options:
@@ -319,17 +323,41 @@ def _speedup_gate(
                 f"--recommendation: has no {inert(chosen.name, 60)} at depth {chosen.depth}; its cost may not know it"
             )
         option = max(options, key=lambda one: one["speedup"])
-        point, (low, high) = option["speedup"], option["interval"]["speedup"]
-    if not all(math.isfinite(value) and value > 0 for value in (point, low, high)):
+    point, (low, high) = option["speedup"], option["interval"]["speedup"]
+    # Sums of an engine's counters, and single prompts, have no interval.
+    if not all(value is None or value > 0 for value in (point, low, high)):
         raise ValueError("speed-up out of range")
-    undecided = document.get("undecided")
     return Gate(
         "min_speedup",
         threshold,
         Measured(point, low, high, acceptance.num_prompts, float(document["cost"]["log_deviation"])),
-        at=f"concurrency {int(entry['concurrency'])}",
-        blocked=inert(str(undecided["message"]), 300) if undecided else None,
+        at=_traffic(entry),
+        of=f"{drafter_label(option['drafter'], option['config'], option['draft_sampling'])} {option['depth']}",
+        blocked=_why_nothing_is_decided(document, entry),
     )
+
+
+def _traffic(entry: Mapping[str, Any]) -> str:
+    """What a verdict of a recommendation is for."""
+    if not entry["by_clock"]:
+        return f"concurrency {int(entry['concurrency'])}"
+    coming = entry.get("arrivals")
+    return Arrivals(coming["rate"], coming["trace"]).in_words if coming else "these arrivals"
+
+
+def _why_nothing_is_decided(document: Mapping[str, Any], entry: Mapping[str, Any]) -> str | None:
+    """What keeps a verdict of a recommendation from being one, whatever its interval says; None where nothing does."""
+    if document["undecided"]:
+        return inert(str(document["undecided"]["message"]), 300)
+    batches, together = document["cost"]["batches"], entry["concurrency"]
+    if entry["by_clock"]:
+        together = max(entry["baseline"]["mean_batch"], entry["options"][0]["mean_batch"], batches[0])
+    if not batches[0] <= together <= batches[-1]:
+        return f"the cost covers batches {batches[0]} to {batches[-1]}, so this speed-up is a guess: add points there"
+    is_overloaded = any(warning["code"] == OVERLOADED for warning in document["warnings"])
+    if entry["by_clock"] and entry["verdict"] == "close" and is_overloaded:
+        return "the server does not keep up with these arrivals, and latencies depend on how long that lasts"
+    return None
 
 
 def _is_chosen(option: Mapping[str, Any], acceptance: Acceptance, choice: Choice, depth: int) -> bool:

@@ -11,6 +11,7 @@ from specprobe.blocks import Block, Section, Sentence
 from specprobe.gate import Gate, GateResult
 from specprobe.interval import MIN_PROMPTS
 from specprobe.notices import inert
+from specprobe.run_words import size_of, temperature_of
 from specprobe.units import ABSENT, format_interval, format_number, format_percent, format_plural
 
 STYLES = {"passed": "bold green", "failed": "bold red", "undecided": "bold yellow"}
@@ -43,6 +44,7 @@ def describe_gate(gate: Gate) -> str:
     """One line: the figure, its interval, the threshold, and what an undecided gate lacks."""
     measured = gate.measured
     name = gate.name.replace("_", " ") + (f" at {gate.at}" if gate.at else "")
+    name += f" of {inert(gate.of, 80)}" if gate.of else ""
     wanted = f"{'at most' if gate.is_maximum else 'at least'} {_figure(gate, gate.threshold)}"
     if measured.point is None:
         return f"{name}: nothing was drafted, so there is no figure; wanted {wanted}"
@@ -64,7 +66,7 @@ def step_summary(result: GateResult) -> str:
     ]
     for gate in result.gates:
         cells = (
-            gate.name + (f" at {gate.at}" if gate.at else ""),
+            gate.name + (f" at {gate.at}" if gate.at else "") + (f" of {gate.of}" if gate.of else ""),
             _figure(gate, gate.threshold),
             ABSENT if gate.measured.point is None else _figure(gate, gate.measured.point),
             _interval(gate),
@@ -101,8 +103,10 @@ def junit_xml(result: GateResult) -> bytes:
 def _subject(result: GateResult) -> str:
     acceptance = result.chosen.acceptance
     return (
-        f"{inert(result.chosen.name, 100)} at depth {result.chosen.depth}, temperature {acceptance.temperature:g}, "
-        f"{format_plural(acceptance.num_prompts, 'prompt')}, rules of {inert(result.run.engine_profile)}"
+        f"{inert(result.chosen.name, 100)} at depth {result.chosen.depth}, "
+        f"{temperature_of(result.run, acceptance.temperature)}, "
+        f"{size_of(result.run) if result.run.is_of_sums else format_plural(acceptance.num_prompts, 'prompt')}, "
+        f"rules of {inert(result.run.engine_profile)}"
     )
 
 

@@ -65,9 +65,14 @@ def _totals(inspection: Inspection) -> Iterator[Block]:
     about = "" if inspection.duplicates_exact else "about "
     repeats = f"{about}{inspection.duplicates:,} of them repeat an earlier one"
     yield Sentence("prompts", f"{format_plural(inspection.prompts, 'prompt')}, {repeats}")
-    for what, spread in (("prompt", inspection.prompt_chars), ("answer", inspection.answer_chars)):
+    for what, unit, spread in (
+        ("prompt", "characters", inspection.prompt_chars),
+        ("prompt", "tokens", inspection.prompt_tokens),
+        ("answer", "characters", inspection.answer_chars),
+        ("answer", "tokens", inspection.answer_tokens),
+    ):
         if spread is not None:
-            name = f"{what} length in characters"
+            name = f"{what} length in {unit}"
             yield Sentence(name, _spread(spread), lead=f"{name}: ")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from specprobe.embedded import EMBEDDED_NAME, HUB_NAME
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
+from specprobe.quiet import quiet_hub
 from specprobe.shapes import Shape, find_shape, shape_from_config
 
 
@@ -58,7 +59,8 @@ def _from_hub(name: str) -> Shape:
     from huggingface_hub import hf_hub_download
 
     try:
-        path = hf_hub_download(name, "config.json")
+        with quiet_hub():
+            path = hf_hub_download(name, "config.json")
     except Exception:  # no such repository, no network, no permission: all mean the same here
         raise unknown from None
     return _from_file(Path(path), name)

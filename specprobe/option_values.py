@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 from specprobe.errors import SpecprobeError
+from specprobe.notices import inert
 
 Number = TypeVar("Number", int, float)
 
@@ -19,12 +20,16 @@ def temperatures(text: str | None) -> tuple[float, ...] | Literal["log"] | None:
 
 
 def numbers(text: str, option: str, convert: type[Number]) -> tuple[Number, ...]:
-    """A list in one word, such as 1,8,64."""
+    """A list in one word, such as 1,8,64; each once."""
+    shown = inert(text, 60)
     try:
-        return tuple(convert(part) for part in text.split(",") if part.strip())
+        values = tuple(convert(part) for part in text.split(",") if part.strip())
     except ValueError:
         further = ", or the word log" if option == "--temperature" else ""
-        raise SpecprobeError(f"{option} {text!r}: not a comma-separated list of numbers{further}") from None
+        raise SpecprobeError(f"{option} {shown!r}: not a comma-separated list of numbers{further}") from None
+    if len(set(values)) < len(values):
+        raise SpecprobeError(f"{option} {shown!r}: a number is given twice; name each once")
+    return values
 
 
 def by_depth(pairs: Sequence[str], option: str) -> dict[int, float]:

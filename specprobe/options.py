@@ -14,11 +14,13 @@ from specprobe.errors import SpecprobeError
 from specprobe.processors import PLAIN, Processors
 from specprobe.profiles import DraftSampling
 from specprobe.scan import ReadOptions
-from specprobe.server import is_address
+from specprobe.server import check_timeout, is_address
 
 MAX_DEPTH = 64
 # More tell nothing new: what prompts differ by among themselves stays.
 MOST_SAMPLES = 1000
+# Longer than the context of any model.
+MOST_NEW_TOKENS = 2**24
 ONE_TEMPERATURE = (
     "--temperature: logged answers were sampled at one temperature; give that one, or --responses generate"
 )
@@ -82,6 +84,14 @@ class AnalyzeOptions:
                 raise SpecprobeError(f"--{name} {value}: must be at least 1")
         if self.samples > MOST_SAMPLES:
             raise SpecprobeError(f"--samples {self.samples}: must be at most {MOST_SAMPLES}")
+        for name, value, most in (
+            ("max-new-tokens", self.max_new_tokens, MOST_NEW_TOKENS),
+            ("batch-size", self.batch_size, defaults.LARGEST_CONCURRENCY),
+            ("in-flight", self.in_flight, defaults.LARGEST_CONCURRENCY),
+        ):
+            if value > most:
+                raise SpecprobeError(f"--{name} {value}: must be at most {most}")
+        check_timeout(self.timeout_seconds)
         if self.seed < 0:
             raise SpecprobeError(f"--seed {self.seed}: must not be negative")
         if self.max_model_len is not None and self.max_model_len > 2**31:

@@ -29,17 +29,26 @@ def render_plan(plan: Plan) -> Block:
         )
         for step in plan.steps
     ]
-    least = "at least " if plan.unforeseen else ""
     peak = "not known" if plan.peak_bytes is None else format_bytes(plan.peak_bytes)
-    memory = f"Peak memory of {plan.memory}: {peak} ({plan.peak_basis})"
+    basis = "" if peak == plan.peak_basis else f" ({plan.peak_basis})"
+    memory = f"Peak memory of {plan.memory}: {peak}{basis}"
     done = f"Nothing was done or written: specprobe {plan.command} without --dry-run does it."
     return Section(
         [
             Figures(columns, rows),
-            Sentence("in all", f"In all {least}about {format_seconds(plan.seconds)}. {memory}."),
+            Sentence("in all", f"In all {_in_all(plan)}. {memory}."),
             Sentence("dry run", done),
         ]
     )
+
+
+def _in_all(plan: Plan) -> str:
+    """The time of the steps that can be foreseen, and which cannot."""
+    unknown = ", ".join(inert(step.name, LONGEST) for step in plan.unforeseen)
+    if len(plan.unforeseen) == len(plan.steps):
+        return f"no time can be foreseen ({unknown})"
+    least = "at least " if unknown else ""
+    return f"{least}about {format_seconds(plan.seconds)}{f', besides {unknown}' if unknown else ''}"
 
 
 def _duration(step: Step) -> str:

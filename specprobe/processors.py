@@ -33,7 +33,7 @@ class Processors:
             value = getattr(self, name)
             if not low <= value <= high:
                 option = f"--{name.replace('_', '-')} {str(value)[:40]}"
-                raise SpecprobeError(f"{option}: must be from {low:g} to {high:g}")
+                raise SpecprobeError(f"{option}: must be from {_shown(low)} to {_shown(high)}")
         if self.top_k == -1:
             # vLLM's word for all.
             object.__setattr__(self, "top_k", 0)
@@ -106,3 +106,8 @@ class Obstacle:
 
 
 DEFAULT_RULE = ProcessingRule()
+
+
+def _shown(bound: float) -> str:
+    """Whole numbers with all their digits."""
+    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"

@@ -248,6 +248,16 @@ ENGINE_ALIASES = {
 }
 
 
+def known_engines() -> tuple[str, ...]:
+    """The names that `resolve_profile` takes, aliases left out."""
+    return tuple(dict.fromkeys(profile.engine for profile in PROFILES))
+
+
+def is_known_engine(name: str) -> bool:
+    """Whether this is the name of an engine, without a version."""
+    return ENGINE_ALIASES.get(name.strip().lower(), name.strip().lower()) in known_engines()
+
+
 def resolve_profile(engine: str = ENGINE) -> Profile:
     """The profile for `NAME` or `NAME@VERSION`.
 
@@ -257,9 +267,9 @@ def resolve_profile(engine: str = ENGINE) -> Profile:
     name = ENGINE_ALIASES.get(name.lower(), name.lower())
     known = [profile for profile in PROFILES if profile.engine == name]
     if not known:
-        names = ", ".join(dict.fromkeys(profile.engine for profile in PROFILES))
         raise SpecprobeError(
-            f"--engine: {engine!r} is not a known engine; use one of {names}, with or without @VERSION"
+            f"--engine: {engine!r} is not a known engine; use one of {', '.join(known_engines())}, with or without "
+            "@VERSION"
         )
     if not version:
         return known[-1]

@@ -5,8 +5,13 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+
+# How huggingface_hub (1 and 2, utils/_http.py) begins to say that it waits before it asks once more.
+_WAITING = ("Retrying in", "Rate limited")
 
 
 @contextmanager
@@ -33,19 +38,46 @@ def quick_imports() -> Iterator[None]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and nothing below an error from transformers and huggingface_hub while this lasts."""
+    """No progress bars and nothing below an error from transformers, and `quiet_hub`, while this lasts."""
     from transformers.utils import logging as transformers_logging
 
-    hub_logger = logging.getLogger("huggingface_hub")
-    level, hub_level = transformers_logging.get_verbosity(), hub_logger.level
+    level = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity(transformers_logging.CRITICAL)
-    hub_logger.setLevel(logging.ERROR)
     transformers_logging.disable_progress_bar()
+    try:
+        with quiet_hub():
+            yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def quiet_hub() -> Iterator[None]:
+    """Of the messages of huggingface_hub only that it waits for the Hub, in one line of ours, while this lasts."""
+    # It puts up its own handler as it is imported.
+    import huggingface_hub  # noqa: F401
+
+    logger = logging.getLogger("huggingface_hub")
+    handlers, propagate = logger.handlers, logger.propagate
+    logger.handlers, logger.propagate = [_Waiting(logging.WARNING)], False
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(level)
-        hub_logger.setLevel(hub_level)
-        if bars:
-            transformers_logging.enable_progress_bar()
+        logger.handlers, logger.propagate = handlers, propagate
+
+
+class _Waiting(logging.Handler):
+    """Says that the Hub is waited for, whatever else is said."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith(_WAITING):
+            tell_once("the Hugging Face Hub does not answer, asking again; HF_HUB_OFFLINE=1 never asks it")
+
+
+@cache
+def tell_once(line: str) -> None:
+    """A line on stderr, however often there is a reason for it."""
+    print(line, file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specprobe.acceptance import Acceptance
+from specprobe.arrivals import Arrivals
 from specprobe.candidates import Option, candidates, is_of
 from specprobe.cost import CostTable
 from specprobe.drafters import MODEL_FREE
@@ -16,7 +17,7 @@ from specprobe.notices import Notice, inert
 from specprobe.profiles import resolve_profile
 from specprobe.progress import SILENT, Stages, counting, where_long
 from specprobe.refusals import judged, undecidable
-from specprobe.run import ResponseRecord, Run
+from specprobe.run import ResponseRecord, Run, has_sums
 from specprobe.serving import Served, Serving, Traffic
 from specprobe.speedup import DEPTH_TOLERANCE, best_depth, cost_keys, has_cost
 from specprobe.speedup_grid import SpeedupGrid, grid_batches, speedup_grid
@@ -28,6 +29,8 @@ WORTHWHILE_SPEEDUP = 1.05
 LARGEST_SCHEDULED_BATCH = 1024
 # From 1 to 8 requests in flight suffix lost 5 % of its tokens per round, from 8 to 24 another 10 % (docs/drafters.md).
 FAR_IN_FLIGHT = 4
+# The code of the notice that arrivals are too many for a server.
+OVERLOADED = "overloaded"
 VerdictName = Literal["speculate", "dont", "close"]
 Preference = Literal["simple", "fast"]
 
@@ -40,7 +43,7 @@ MANY_TOKENS = 2_000_000
 class Verdict:
     """The answer for one traffic. `options` are all that were considered, the best first, then the fastest.
 
-    `concurrency`: requests in flight, as asked for or, `by_clock`, as arrivals lead to without speculation.
+    `concurrency`: requests in flight, as asked for or, `by_clock`, as `arrivals` lead to without speculation.
     `plain`: the server without speculation. `export`: the engine's settings for the best; empty where it should not be
     switched on. `schedule`: the best's depth for each batch, with this verdict's own at its concurrency.
     """
@@ -53,6 +56,7 @@ class Verdict:
     schedule: Schedule
     export: Mapping[str, Any]
     by_clock: bool = False
+    arrivals: Arrivals | None = None
 
     @property
     def runner_up(self) -> Option | None:
@@ -84,6 +88,11 @@ class Recommendation:
     notices: tuple[Notice, ...]
     undecided: Notice | None = None
     dollars_per_hour: float | None = None
+
+    @property
+    def is_of_sums(self) -> bool:
+        """Whether the run was made of an engine's sums, which do not tell requests apart."""
+        return has_sums(self.notices)
 
     def dollars_per_million_tokens(self, served: Served) -> float | None:
         """Of output, while the server is as busy as this traffic keeps it; None without a price."""
@@ -222,7 +231,9 @@ def _verdict(
     best = best_option(options, prefer)
     options.remove(best)
     verdict = _decide(best)
-    beyond = traffic.concurrency is not None and not cost.reaches(traffic.concurrency, 1)
+    # Arrivals by the clock run as many together as come, on average over the steps.
+    batch = traffic.concurrency or max(plain.batch, best.served.batch, cost.batches[0])
+    beyond = not cost.reaches(batch, 1)
     falling_behind = traffic.concurrency is None and best.served.falls_behind
     if undecided or beyond or falling_behind:
         verdict = "close"
@@ -241,6 +252,7 @@ def _verdict(
         if verdict == "speculate"
         else {},
         by_clock=traffic.arrival_seconds is not None,
+        arrivals=traffic.arrivals,
     )
 
 
@@ -405,5 +417,5 @@ def _served_notices(verdicts: Sequence[Verdict], traffics: Sequence[Traffic]) ->
         arms = {"without speculation": verdict.plain, "with the best option": verdict.best.served}
         if behind := [name for name, served in arms.items() if served.falls_behind]:
             said = f"{' and '.join(behind)} the server does not keep up with these arrivals: its queue grows"
-            notices.append(Notice("overloaded", f"{said}, and latencies depend on how long that lasts"))
+            notices.append(Notice(OVERLOADED, f"{said}, and latencies depend on how long that lasts"))
     return notices

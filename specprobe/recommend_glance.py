@@ -80,7 +80,8 @@ def render_missing_settings(recommendation: Recommendation) -> list[Block]:
 def traffics(verdicts: Sequence[Verdict]) -> str:
     """What verdicts are for."""
     if any(verdict.by_clock for verdict in verdicts):
-        return "these arrivals"
+        told = next((verdict.arrivals for verdict in verdicts if verdict.arrivals), None)
+        return told.in_words if told else "these arrivals"
     return f"concurrency {', '.join(str(verdict.concurrency) for verdict in verdicts)}"
 
 
@@ -91,11 +92,15 @@ def _verdict_sentence(recommendation: Recommendation, *, names_temperature: bool
         if number:
             sentence.append("; ")
         verdict = verdicts[0]
-        in_flight = f" (some {verdict.concurrency} in flight)" if verdict.by_clock else ""
+        # Of a queue that grows, how long it is depends on when one looks.
+        is_known = verdict.by_clock and not verdict.plain.falls_behind
+        in_flight = f" (some {verdict.concurrency} in flight)" if is_known else ""
         said = Text("not decided" if recommendation.undecided else VERDICT_WORDS[verdict.verdict])
         said.stylize(VERDICT_STYLES[verdict.verdict])
         if verdict.verdict == "speculate":
             said.append(f" with {inert(verdict.best.label, 60)} at depth {verdict.best.depth}")
+        elif recommendation.is_of_sums:
+            said.append(" (sums over requests have no interval)")
         elif not verdict.best.enough_prompts:
             said.append(f" (fewer than {MIN_PROMPTS} prompts never say speculate)")
         elif _is_overloaded(verdict):
@@ -116,10 +121,11 @@ def _answer(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _best_against_off(recommendation: Recommendation) -> Block:
+    by_clock = any(verdict.by_clock for verdict in recommendation.by_concurrency)
     columns = [
-        Column("conc.", "concurrency"),
+        Column("in flight", "requests in flight") if by_clock else Column("conc.", "concurrency"),
         Column("best", is_number=False),
-        Column("speed-up"),
+        Column("latency speed-up", "speed-up of the mean request latency") if by_clock else Column("speed-up"),
         Column("90 % interval"),
         Column("tokens/round", "tokens per round"),
         Column("tok/s", "output tokens per second"),
@@ -194,10 +200,21 @@ def _prices(recommendation: Recommendation) -> list[Block]:
 
 def crossover(recommendation: Recommendation) -> str:
     """From which concurrency on nothing is faster than not speculating."""
-    found, cost = recommendation.crossover_concurrency, recommendation.cost
-    if found is None:
-        return f"With all slots full, speculation is not slower up to {cost.batches[-1]}, the cost's largest batch."
-    return f"With all slots full, nothing is faster than not speculating from concurrency {found} on."
+    cost = recommendation.cost
+    return f"With all slots full, {crossover_words(recommendation.crossover_concurrency, cost.batches, cost.source)}."
+
+
+def crossover_words(found: int | None, batches: Sequence[int], source: str) -> str:
+    """`found`: the concurrency, None where a cost of these batches, from this source, has none."""
+    if found is not None:
+        return f"nothing is faster than not speculating from concurrency {found} on"
+    # A roofline has any batch, and timings are of what was asked for: only a file has a largest one of its own.
+    looked_at = {"roofline": "predicted", "measured": "timed"}.get(source)
+    if looked_at is None:
+        return f"speculation is not slower up to {batches[-1]}, the cost's largest batch"
+    if len(batches) == 1:
+        return f"speculation is not slower at concurrency {batches[0]}; no other was {looked_at}"
+    return f"speculation is not slower up to concurrency {batches[-1]}; no larger one was {looked_at}"
 
 
 def dollars(recommendation: Recommendation, verdict: Verdict) -> str:
@@ -213,7 +230,7 @@ def _with_temperature(found: TemperatureVerdicts) -> Block:
     )
     if found.break_even:
         told += f"; breaks even near {', '.join(f'{temperature:.2f}' for temperature in found.break_even)}"
-    name = f"temperature, concurrency {found.concurrency}"
+    name = f"temperature, {traffics([found.verdicts[0][1]])}"
     return Sentence(name, f"{told}.", lead=f"{name[0].upper()}{name[1:]}: ")
 
 

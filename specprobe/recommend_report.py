@@ -23,6 +23,7 @@ from specprobe.recommend_glance import (
     render_verdict,
     traffics,
 )
+from specprobe.speedup import DEPTH_TOLERANCE
 from specprobe.speedup_grid import SpeedupGrid
 from specprobe.temperature_report import render_verdicts_by_temperature
 from specprobe.units import ABSENT, format_bytes, format_percent, format_seconds
@@ -49,6 +50,7 @@ def render_advice(advice: Advice, *, details: bool = False) -> Block:
     verdicts = recommendation.by_concurrency
     parts: list[Block] = [render_verdict(advice)]
     parts += [_why(recommendation, verdict) for verdict in verdicts]
+    parts += _depth_rule(verdicts)
     parts += [Gap(), *_maps(recommendation), Gap(), _what_if(verdicts), _not_changed(verdicts[-1])]
     parts += [Gap(), _cost(recommendation)]
     if advice.temperatures:
@@ -71,19 +73,40 @@ def _why(recommendation: Recommendation, verdict: Verdict) -> Block:
         "breaks even at": f"{best.break_even_tokens_per_round:.2f}"
         + ("" if length is None else f" (mean acceptance length {length:.2f})"),
         "request latency": f"{format_seconds(latency)} → {format_seconds(with_it)}",
-        "requests that take longer": format_percent(best.losing_share),
+        # All shares of a sum are alike, so that all would gain or all would lose.
+        "requests that take longer": "" if recommendation.is_of_sums else format_percent(best.losing_share),
         "gap between chunks p50": f"{_seconds(itl)} → {_seconds(itl_with_it)}",
         "per million output tokens": dollars(recommendation, verdict),
         "weights of the drafter": format_bytes(best.drafter_bytes) if best.drafter_bytes else "",
         "runner-up": _option(verdict.runner_up) if verdict.runner_up else "",
         "speed-up is that of": "the mean request latency" if verdict.by_clock else "",
-        "prompts": "" if best.enough_prompts else f"fewer than {MIN_PROMPTS}, which never say speculate",
+        "prompts": ""
+        if best.enough_prompts or recommendation.is_of_sums
+        else f"fewer than {MIN_PROMPTS}, which never say speculate",
     }
     at = traffics([verdict])
     facts = [Said(name, value) for name, value in told.items() if value]
     text = "; ".join(f"{fact.name} {fact.value}" for fact in facts)
     sentence = Sentence("", f"{text}.", lead=f"{at}: {inert(best.label, 60)} {best.depth}: ")
     return Section([sentence, Section(facts, name=f"why, {at}")])
+
+
+def _depth_rule(verdicts: Sequence[Verdict]) -> list[Block]:
+    """Why a depth is not the fastest one, and another one at the next concurrency."""
+    told = []
+    for verdict in verdicts:
+        best = verdict.best
+        same = [o for o in verdict.options if o.label == best.label and o.config == best.config]
+        fastest = max(same, key=lambda option: option.speedup)
+        if fastest.depth != best.depth:
+            told.append(f"{fastest.depth} is the fastest at {traffics([verdict])}, {best.depth} was taken")
+    if not told:
+        return []
+    rule = (
+        f"of depths that are within {format_percent(DEPTH_TOLERANCE)} of the fastest the shallowest is taken, so that "
+        f"neighbouring concurrencies may differ where it hardly matters ({'; '.join(told)})."
+    )
+    return [Sentence("depth", rule, lead="depth: ")]
 
 
 def _seconds(seconds: float | None) -> str:
@@ -126,7 +149,10 @@ def _what_if(verdicts: Sequence[Verdict]) -> Block:
         if any(value is not None for value in found) and not (words == NO_DRAFTING and shown == rows[0][1:]):
             rows.append((words, *shown))
     columns = [Column("", is_number=False, wraps=True)]
-    columns += [Column(f"conc. {verdict.concurrency}", f"concurrency {verdict.concurrency}") for verdict in verdicts]
+    columns += [
+        Column("latency", "latency") if v.by_clock else Column(f"conc. {v.concurrency}", f"concurrency {v.concurrency}")
+        for v in verdicts
+    ]
     title = Text.assemble(("what if", "bold"), " (speed-up, were acceptance the same)")
     return Section([Figures(columns, rows)], title=title, name="what if", indent=2)
 

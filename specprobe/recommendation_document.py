@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -61,10 +62,12 @@ def _verdict_json(recommendation: Recommendation, verdict: Verdict) -> dict[str,
     return {
         "concurrency": verdict.concurrency,
         "by_clock": verdict.by_clock,
+        "arrivals": asdict(verdict.arrivals) if verdict.arrivals else None,
         "verdict": verdict.verdict,
         "drafter": best.drafter,
         "draft_sampling": best.draft_sampling,
         "depth": best.depth,
+        "speedup_of": "mean_request_latency" if verdict.by_clock else "output_tokens_per_second",
         "speedup": {"point": best.speedup, "low": best.low, "high": best.high, "level": LEVEL},
         "enough_prompts": best.enough_prompts,
         "export": dict(verdict.export),

@@ -20,6 +20,7 @@ from specprobe.notices import inert
 from specprobe.processors import Processors
 from specprobe.run import ResponseRecord, Run
 from specprobe.run_glance import render_glance
+from specprobe.run_words import NOT_SAID, size_of, sources_of, temperature_of
 from specprobe.summary import ResultSummary, RunSummary, best_by_temperature
 from specprobe.temperature_report import (
     entropy_line,
@@ -51,24 +52,24 @@ def render_run(run: Run, derived: RunSummary, *, details: bool = False) -> Block
         return Section(parts)
     parts += [Gap(), _what_was_measured(run)]
     for summary in derived.results:
-        parts += [Gap(), _result(summary)]
+        parts += [Gap(), _result(run, summary)]
     for temperature, rungs in derived.ladders:
         # Two flags side by side need no steps between them.
         if len(rungs) > 2 or len({rung.adoption for rung in rungs}) > 1:
-            parts += [Gap(), _ladder(temperature, rungs)]
+            parts += [Gap(), _ladder(temperature_of(run, temperature), rungs)]
     if derived.temperature_curves:
         parts += [Gap(), render_temperatures(derived.temperature_curves)]
     for summary in best_by_temperature(derived.results):
-        parts += [Gap(), _who_gains(summary)]
+        parts += [Gap(), _who_gains(run, summary)]
     if run.notices:
         parts += [Gap(), render_notices(run.notices)]
     return Section(parts)
 
 
-def _who_gains(summary: ResultSummary) -> Block:
+def _who_gains(run: Run, summary: ResultSummary) -> Block:
     """Which groups and requests the gain comes from."""
     acceptance = summary.acceptance
-    of = f"{inert(acceptance.label, 60)}, temperature {acceptance.temperature:g}"
+    of = f"{inert(acceptance.label, 60)}, {temperature_of(run, acceptance.temperature)}"
     groups = [render_groups(summary.groups)] if summary.groups else []
     return Section(
         [render_concentration(summary.concentration), *groups],
@@ -80,12 +81,12 @@ def _who_gains(summary: ResultSummary) -> Block:
 
 def _what_was_measured(run: Run) -> Block:
     workload = run.workload
-    sources = ", ".join(inert(str(source), 200) for source in workload["sources"]) or "an engine's own counters"
     columns = ", ".join(inert(str(column)) for column in workload.get("columns", ()))
+    rows_read = format_plural(workload["rows"], "row")
     rows = [
         (
             "workload",
-            f"{sources}: {format_plural(workload['prompts'], 'prompt')} of {format_plural(workload['rows'], 'row')} "
+            f"{sources_of(run)}: {size_of(run)}{'' if run.engine_numbers else f' of {rows_read}'} "
             f"(format {workload['format']}{f', column {columns}' if columns else ''})",
         )
     ]
@@ -99,10 +100,13 @@ def _what_was_measured(run: Run) -> Block:
         rows.append(
             (
                 "responses",
-                f"{format_plural(len(lengths.ids), 'response')}, {format_count(total)} tokens, {lengths.source} "
-                f"at temperature {lengths.temperature:g}{_entropy(lengths)}",
+                f"{format_plural(len(lengths.ids), 'response')}, {format_count(total)} tokens, {lengths.source}"
+                + (f" at temperature {lengths.temperature:g}" if lengths.temperature_is_known else "")
+                + _entropy(lengths),
             )
         )
+        if not lengths.temperature_is_known:
+            rows.append(("temperature", NOT_SAID))
     if run.target is not None:
         record = run.target
         details = [inert(str(record[key]), 120) for key in TARGET_DETAILS if record.get(key)]
@@ -146,17 +150,18 @@ def _entropy(lengths: ResponseRecord) -> str:
     return f"; the target's entropy{at} is {lengths.entropy.mean:.2f} nats a token"
 
 
-def _result(summary: ResultSummary) -> Block:
+def _result(run: Run, summary: ResultSummary) -> Block:
     acceptance = summary.acceptance
+    temperature = temperature_of(run, acceptance.temperature)
     config = _config(acceptance.config)
     title = Text.assemble(
         (inert(acceptance.drafter, 80), "bold"),
-        f" ({inert(config, 300)}), temperature {acceptance.temperature:g}, {DRAFT_WORDS[acceptance.draft_sampling]}",
+        f" ({inert(config, 300)}), {temperature}, {DRAFT_WORDS[acceptance.draft_sampling]}",
     )
     if acceptance.outside_share is not None:
         what = "the target's probability" if acceptance.expectation else "the response's tokens"
         title.append(f"; {format_percent(acceptance.outside_share)} of {what} outside what it can draft")
-    name = f"{inert(acceptance.label, 60)}, temperature {acceptance.temperature:g}"
+    name = f"{inert(acceptance.label, 60)}, {temperature}"
     blocks: list[Block] = [
         _positions(summary),
         _depths(summary),
@@ -244,7 +249,7 @@ def _shown(params: Mapping[str, float]) -> Mapping[str, float]:
     return dict(list(params.items())[:4])
 
 
-def _ladder(temperature: float, rungs: Sequence[Rung]) -> Block:
+def _ladder(temperature: str, rungs: Sequence[Rung]) -> Block:
     """What each step up to a dearer drafter bought."""
     rows = []
     for rung in rungs:
@@ -268,9 +273,9 @@ def _ladder(temperature: float, rungs: Sequence[Rung]) -> Block:
         Column("", "judged", is_number=False),
     ]
     title = Text.assemble(
-        (f"step by step, temperature {temperature:g}", "bold"), " (tokens per round; what a round costs is not in it)"
+        (f"step by step, {temperature}", "bold"), " (tokens per round; what a round costs is not in it)"
     )
-    return Section([Figures(columns, rows)], title=title, name=f"step by step, temperature {temperature:g}", indent=2)
+    return Section([Figures(columns, rows)], title=title, name=f"step by step, {temperature}", indent=2)
 
 
 def render_fit(fit: CurveFit) -> Block:

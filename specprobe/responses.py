@@ -39,7 +39,7 @@ class Origin:
 
     `requests`: what is asked, by temperature. `target`: whose weights are here; None of a log that none is named with,
     and where `elsewhere` writes: a server, or an engine that keeps the weights to itself. `of_other_models`: prompts
-    left out, since another model answered them.
+    left out, since another model answered them. `temperature_is_known`: False where neither the log nor the user says.
     """
 
     mode: Literal["generated", "logged"]
@@ -50,6 +50,7 @@ class Origin:
     notices: tuple[Notice, ...] = ()
     of_other_models: int = 0
     elsewhere: Elsewhere | None = None
+    temperature_is_known: bool = True
 
     @property
     def max_positions(self) -> int | None:
@@ -298,8 +299,16 @@ def _logged_origin(
                     "tokens accept differently: name the one that wrote the log with --tokenizer or --target",
                 )
             )
-    left_out = given - len(prompts)
-    return Origin("logged", requests, target, tokenizer, profile, tuple(notices), of_other_models=left_out)
+    return Origin(
+        "logged",
+        requests,
+        target,
+        tokenizer,
+        profile,
+        tuple(notices),
+        of_other_models=given - len(prompts),
+        temperature_is_known=options.temperatures is not None or any("temperature" in p.settings for p in prompts),
+    )
 
 
 def _of_one_model(prompts: Sequence[Prompt], target: str | None) -> tuple[Sequence[Prompt], list[Notice]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,11 @@ from specprobe.notices import Notice
 ENGINE_SUMS = "engine_sums"
 
 
+def has_sums(notices: Iterable[Notice]) -> bool:
+    """Whether these are the notices of a run of such counters, or of what was made from one."""
+    return any(notice.code == ENGINE_SUMS for notice in notices)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ResponseRecord:
     """The responses of one temperature: where they come from and how long they are, int32 [P].
@@ -26,6 +31,7 @@ class ResponseRecord:
     `prompts` [P]: which are to the same prompt, by number; `samples` [P]: the how-manieth to it. `groups`: the labels
     of their rows, None where there are none. `entropy`: of the target while it wrote, where known. `looping`: how many
     end in a loop of the same tokens. `texts`: prompt and response of each, only where the user asked for them.
+    `temperature_is_known`: False where neither the log nor the user says at which they were sampled; 0 is taken then.
     """
 
     temperature: float
@@ -39,6 +45,7 @@ class ResponseRecord:
     entropy: EntropySummary | None = None
     looping: int = 0
     texts: tuple[tuple[str, str], ...] | None = None
+    temperature_is_known: bool = True
 
     @property
     def mean_context(self) -> float:
@@ -78,6 +85,21 @@ class Run:
     def responses_at(self, temperature: float) -> ResponseRecord:
         """The responses of one of the run's temperatures."""
         return {lengths.temperature: lengths for lengths in self.responses}[temperature]
+
+    @property
+    def is_of_sums(self) -> bool:
+        """Whether it was made of an engine's sums over requests that are not told apart."""
+        return has_sums(self.notices)
+
+    @property
+    def engine_numbers(self) -> Mapping[str, Any] | None:
+        """What was read, where an engine counted."""
+        return self.settings.get("engine_numbers")
+
+    @property
+    def temperature_is_known(self) -> bool:
+        """Whether the log or the user says at which temperature the responses were sampled."""
+        return all(record.temperature_is_known for record in self.responses)
 
     @property
     def has_text(self) -> bool:

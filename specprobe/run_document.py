@@ -52,6 +52,7 @@ def run_document(run: Run, summary: RunSummary) -> dict[str, Any]:
                 "groups": list(lengths.groups) if lengths.groups else None,
                 "entropy": lengths.entropy.to_json() if lengths.entropy else None,
                 "looping": lengths.looping,
+                **({} if lengths.temperature_is_known else {"temperature_is_known": False}),
                 **_texts_json(lengths),
             }
             for lengths in run.responses
@@ -103,7 +104,7 @@ def _result_json(run: Run, summary: ResultSummary) -> dict[str, Any]:
         if summary.lower_variance
         else None,
         "by_entropy": [quartile.to_json() for quartile in acceptance.by_entropy] if acceptance.by_entropy else None,
-        "concentration": summary.concentration.to_json(),
+        "concentration": summary.concentration.to_json() if summary.concentration else None,
         "groups": [group.to_json() for group in summary.groups],
         "per_prompt": _per_prompt_json(acceptance, run.responses_at(acceptance.temperature)),
     }
@@ -237,6 +238,7 @@ def _responses_from_json(entry: Mapping[str, Any]) -> ResponseRecord:
         texts=tuple((str(text["prompt"]), str(text["response"])) for text in entry["texts"])
         if "texts" in entry
         else None,
+        temperature_is_known=bool(entry.get("temperature_is_known", True)),
     )
     sizes = {r.size for r in (record.prompt_tokens, record.output_tokens, record.prompts, record.samples)}
     sizes |= {len(labels) for labels in (record.groups, record.texts) if labels is not None}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from specprobe.errors import SpecprobeError
+from specprobe.notices import inert
 from specprobe.paths import file_errors, recommendations_folder, remove_files, runs_folder, write_private
+from specprobe.sources import is_data_file, is_folder
 
 # In the name of a run that holds prompts and responses, so that `clean` finds it.
 WITH_TEXT = "-with-text"
@@ -42,7 +45,17 @@ def last_recommendation(run_digest: str) -> Path | None:
     with file_errors(recommendations_folder()):
         kept = sorted(recommendations_folder().glob("*.json"), reverse=True)
     # A whole document is parsed only where it can be the one.
-    return next((path for path in kept if run_digest.encode("ascii") in path.read_bytes()), None)
+    made_from = re.compile(rf'"run_digest"\s*:\s*"{re.escape(run_digest)}"'.encode("ascii"))
+    return next((path for path in kept if made_from.search(path.read_bytes())), None)
+
+
+def kept_at(path: Path) -> str | None:
+    """When a document was kept, which its name says: `2026-12-01 10:06:13 UTC`; None of a file that was not kept so."""
+    try:
+        moment = time.strptime(path.name[:15], "%Y%m%d-%H%M%S")
+    except ValueError:
+        return None
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", moment)
 
 
 def _keep(document: str, folder: Path, suffix: str = "") -> Path:
@@ -62,19 +75,40 @@ def check_out(out: Path, option: str = "--out", inputs: Iterable[str | Path | No
     with file_errors(out):
         if out.exists() and not out.is_file():
             raise SpecprobeError(f"{option} {out}: is no regular file; give the name of a file")
-        if out.exists() and any(path.exists() and path.samefile(out) for path in _files(inputs)):
+        names = [name for name in inputs if name is not None]
+        if out.exists() and any(path.exists() and path.samefile(out) for path in _files(names)):
             raise SpecprobeError(f"{option} {out}: is what is read here, and would be overwritten; give another name")
+        if name := next((name for name in names if _would_read(str(name), out)), None):
+            raise SpecprobeError(
+                f"{option} {out}: is among what {inert(str(name), 200)} names, so that the next command would read it "
+                "as input; give a place elsewhere"
+            )
         parent = next(folder for folder in out.absolute().parents if folder.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK):
             raise SpecprobeError(f"{option} {out}: {parent} cannot be written to; give another place")
 
 
-def _files(names: Iterable[str | Path | None]) -> Iterator[Path]:
+def _files(names: Iterable[str | Path]) -> Iterator[Path]:
     for name in names:
-        if name is not None:
-            yield Path(name)
-            # pathlib's glob cannot take an absolute pattern.
-            yield from map(Path, glob.glob(str(name), recursive=True))  # noqa: PTH207
+        yield Path(name)
+        # pathlib's glob cannot take an absolute pattern.
+        yield from map(Path, glob.glob(str(name), recursive=True))  # noqa: PTH207
+
+
+def _would_read(name: str, out: Path) -> bool:
+    """Whether a folder or a pattern among the inputs would have `out` among its files."""
+    place = out.resolve()
+    if is_folder(name):
+        root = Path(name).resolve()
+        return place.is_relative_to(root) and is_data_file(place, root)
+    if not glob.has_magic(name):
+        return False
+    pattern = Path(os.path.abspath(name))  # noqa: PTH100 - resolving would follow a link named like the pattern
+    root = next(folder for folder in pattern.parents if not glob.has_magic(str(folder)))
+    if "**" in pattern.parts:
+        # Any number of folders: only the name is compared.
+        return place.is_relative_to(root.resolve()) and place.match(pattern.name)
+    return place.match(str(root.resolve() / pattern.relative_to(root)))
 
 
 def last_run() -> Path:

@@ -12,6 +12,7 @@ from specprobe.labels import label_cells
 from specprobe.notice_report import render_notices_briefly
 from specprobe.notices import inert
 from specprobe.run import Run
+from specprobe.run_words import NOT_SAID, size_of, sources_of
 from specprobe.summary import ResultSummary, RunSummary, best_by_temperature
 from specprobe.units import (
     ABSENT,
@@ -29,11 +30,14 @@ MOST_RESULTS = 9
 MOST_GROUPS = 4
 # Cells of the curve over positions.
 WIDEST_CURVE = 16
+# A temperature that is a guess.
+UNKNOWN = f" at an unknown temperature ({NOT_SAID})"
+UNKNOWN_CELL = Cell("?", NOT_SAID)
 
 
 def render_glance(run: Run, derived: RunSummary, *, details: bool = False) -> Block:
     """The answer first. With `details`, what these give in full is not told here."""
-    parts: list[Block] = [_answer(run, derived.results), Gap(), _results(derived.results)]
+    parts: list[Block] = [_answer(run, derived.results), Gap(), _results(run, derived.results)]
     if details:
         return Section(parts)
     parts.append(Gap())
@@ -65,7 +69,7 @@ def _answer(run: Run, summaries: Sequence[ResultSummary]) -> Block:
     return Sentence("most tokens per round", answer, lead="Most tokens per round: ")
 
 
-def _results(summaries: Sequence[ResultSummary]) -> Block:
+def _results(run: Run, summaries: Sequence[ResultSummary]) -> Block:
     depth = max(summary.acceptance.depth for summary in summaries)
     columns = [
         Column("drafter", is_number=False, wraps=True),
@@ -77,18 +81,21 @@ def _results(summaries: Sequence[ResultSummary]) -> Block:
     ]
     shown = sorted(summaries, key=lambda one: one.most_tokens_per_round, reverse=True)[:MOST_RESULTS]
     labels = label_cells(summary.acceptance.label for summary in summaries)
-    rows = [(labels[one.acceptance.label], *_result(one)) for one in summaries if one in shown]
+    rows = [(labels[one.acceptance.label], _temperature(run, one), *_result(one)) for one in summaries if one in shown]
     table = Figures(columns, rows, num_keys=2, repeats_keys=True)
     left = len(summaries) - len(shown)
     more = f"{format_plural(left, 'result')} with fewer tokens per round: --details"
     return Section([table, *([Sentence("left out", more)] if left else [])])
 
 
+def _temperature(run: Run, summary: ResultSummary) -> AnyCell:
+    return f"{summary.acceptance.temperature:g}" if run.temperature_is_known else UNKNOWN_CELL
+
+
 def _result(summary: ResultSummary) -> tuple[AnyCell, ...]:
-    acceptance, depth = summary.acceptance, summary.best.depth
+    depth = summary.best.depth
     interval = summary.tokens_per_round[depth - 1]
     return (
-        f"{acceptance.temperature:g}",
         str(depth),
         f"{summary.most_tokens_per_round:.2f}",
         format_interval(interval.low, interval.high) if interval else ABSENT,
@@ -112,7 +119,8 @@ def _who_gains(best: Sequence[ResultSummary]) -> Block | None:
     """Of the first temperature: from how few requests the gain comes, and which groups have most of it."""
     summary = best[0]
     found = summary.concentration
-    if found.requests_for_half is None:
+    # Of a single request there is nothing to compare.
+    if found is None or found.requests_for_half is None or found.requests < 2:
         return None
     at = f" at temperature {summary.acceptance.temperature:g}" if len(best) > 1 else ""
     text = f"half of {inert(summary.acceptance.label, 60)}'s gain{at} comes from {found.requests_for_half} of "
@@ -125,13 +133,12 @@ def _who_gains(best: Sequence[ResultSummary]) -> Block | None:
 
 
 def _what_was_measured(run: Run) -> str:
-    sources = ", ".join(inert(str(source), 200) for source in run.workload["sources"])
-    text = f"{format_plural(run.workload['prompts'], 'prompt')} of {sources}"
+    text = f"{size_of(run)} of {sources_of(run)}"
     for source, records in groupby(run.responses, key=lambda lengths: lengths.source):
         told = [
             f"{format_count(int(one.output_tokens.sum()))}"
             + ("" if number else f" tokens {source}")
-            + f" at {'' if number else 'temperature '}{one.temperature:g}"
+            + (f" at {'' if number else 'temperature '}{one.temperature:g}" if one.temperature_is_known else UNKNOWN)
             for number, one in enumerate(records)
         ]
         text += f"; {', '.join(told)}"

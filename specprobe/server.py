@@ -125,8 +125,7 @@ def parse_server(url: str, *, timeout_seconds: float, words: Words = CALIBRATE) 
         raise SpecprobeError(f"{words.address}: holds a query or fragment; {remedy}, a key in {KEY_VARIABLES[0]}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise SpecprobeError(f"{words.address} {inert(url, 80)!r}: not the address of a server; {remedy}")
-    if not 0 < timeout_seconds <= LONGEST_TIMEOUT:
-        raise SpecprobeError(f"--timeout {timeout_seconds:g}: from above 0 to {LONGEST_TIMEOUT:,} seconds")
+    check_timeout(timeout_seconds)
     key = next((value for name in KEY_VARIABLES if (value := os.environ.get(name, "").strip())), "")
     if not key.isascii() or not (key.isprintable() or not key):
         raise SpecprobeError(f"{' or '.join(KEY_VARIABLES)}: holds what no header may hold; set it again")
@@ -134,6 +133,12 @@ def parse_server(url: str, *, timeout_seconds: float, words: Words = CALIBRATE) 
     return Server(
         secure, parts.hostname, port or (443 if secure else 80), parts.path.rstrip("/"), timeout_seconds, key, words
     )
+
+
+def check_timeout(seconds: float) -> None:
+    """Refuse what no socket takes."""
+    if not 0 < seconds <= LONGEST_TIMEOUT:
+        raise SpecprobeError(f"--timeout {seconds:g}: from above 0 to {LONGEST_TIMEOUT:,} seconds")
 
 
 def get_json(server: Server, path: str) -> Any:

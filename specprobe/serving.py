@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specprobe.acceptance import Acceptance
+from specprobe.arrivals import Arrivals
 from specprobe.cost import CostTable
 from specprobe.errors import SpecprobeError
 from specprobe.load import LoadResult, Server, Workload, repeated, simulate
@@ -34,10 +35,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Traffic:
-    """How requests come: `concurrency` of them always in flight, or at given times, `arrival_seconds` [R] rising."""
+    """How requests come: `concurrency` of them always in flight, or at given times, `arrival_seconds` [R] rising.
+
+    `arrivals`: what is known of these times.
+    """
 
     concurrency: int | None = None
     arrival_seconds: Floats | None = None
+    arrivals: Arrivals | None = None
 
     @property
     def max_sequences(self) -> int:

@@ -75,7 +75,7 @@ def find_sources(names: Sequence[str]) -> Found:
             raise SpecprobeError("prompts: an empty name; name a file, a folder, a glob, - or hf:NAME")
         if name == STDIN or name.startswith(HUB_PREFIX):
             sources.append(Source(name))
-        elif _is_folder(name):
+        elif is_folder(name):
             found = _in_folder(name)
             sources += found.sources
             notices += found.notices
@@ -102,7 +102,8 @@ def file_hashes(names: Sequence[str]) -> list[dict[str, str]]:
     return hashes
 
 
-def _is_folder(name: str) -> bool:
+def is_folder(name: str) -> bool:
+    """Whether this names a folder; what cannot be the name of anything does not."""
     try:
         return Path(name).is_dir()
     except (OSError, ValueError):
@@ -133,8 +134,8 @@ def _in_folder(name: str) -> Found:
         entries = sorted(path for path in root.rglob("*") if path.is_file())
     except OSError as error:
         raise _cannot_read(name, error) from error
-    plain = [p for p in entries if not any(part[0] in "._" for part in p.relative_to(root).parts)]
-    data = [p for p in plain if p.suffix.lower() in DATA_SUFFIXES or not p.suffix]
+    plain = [path for path in entries if not _is_hidden(path, root)]
+    data = [path for path in plain if is_data_file(path, root)]
     filled = [p for p in data if p.stat().st_size]
     if not filled:
         raise SpecprobeError(
@@ -147,6 +148,15 @@ def _in_folder(name: str) -> Found:
         message = f"{others} files whose names are not those of data were left out; name them to read them"
         notices.append(Notice("files_left_out", f"{name}: {message}"))
     return Found(tuple(Source(str(path), chosen=False) for path in filled), tuple(notices))
+
+
+def is_data_file(path: Path, root: Path) -> bool:
+    """Whether a file below the folder `root` is read with it, going by its name."""
+    return not _is_hidden(path, root) and (path.suffix.lower() in DATA_SUFFIXES or not path.suffix)
+
+
+def _is_hidden(path: Path, root: Path) -> bool:
+    return any(part[0] in "._" for part in path.relative_to(root).parts)
 
 
 def _cannot_read(name: str, error: OSError) -> SpecprobeError:

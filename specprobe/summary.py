@@ -52,8 +52,8 @@ class ResultSummary:
 
     `conditional` holds conditional acceptance at each position of the largest depth, and `conditional_intervals` its
     intervals. `curve` is None for drafters that choose their own draft length: what they did not draft is missing for
-    a reason, so no curve over depths is fitted. These rest on `lower_variance` where that is known. `groups`: by the
-    labels of the log.
+    a reason, so no curve over depths is fitted. These rest on `lower_variance` where that is known. `concentration`:
+    None of sums, which do not tell requests apart. `groups`: by the labels of the log.
     """
 
     acceptance: Acceptance
@@ -63,7 +63,7 @@ class ResultSummary:
     conditional_intervals: tuple[Interval | None, ...]
     curve: CurveFit | None
     lower_variance: tuple[LowerVariance, ...] | None
-    concentration: Concentration
+    concentration: Concentration | None
     groups: tuple[GroupResult, ...] = ()
 
     @property
@@ -87,8 +87,17 @@ def best_by_temperature(summaries: Sequence[ResultSummary]) -> list[ResultSummar
     return list(best.values())
 
 
-def summarize(acceptance: Acceptance, groups: Sequence[str | None] | None = None, *, seed: int = 0) -> ResultSummary:
-    """Totals, 90 % intervals over prompts, and the fitted curve at the largest depth; `groups`: label by response."""
+def summarize(
+    acceptance: Acceptance,
+    groups: Sequence[str | None] | None = None,
+    *,
+    is_of_sums: bool = False,
+    seed: int = 0,
+) -> ResultSummary:
+    """Totals, 90 % intervals over prompts, and the fitted curve at the largest depth; `groups`: label by response.
+
+    `is_of_sums`: whether responses are shares of a sum, of which none is a request that anybody sent.
+    """
     depths = range(1, acceptance.depth + 1)
     at_risk, accepted = _best_known(acceptance)
     return ResultSummary(
@@ -99,7 +108,7 @@ def summarize(acceptance: Acceptance, groups: Sequence[str | None] | None = None
         conditional_intervals=tuple(_conditional_intervals(at_risk, accepted, seed)),
         curve=fit_counts(at_risk, accepted) if acceptance.fixed_length else None,
         lower_variance=_lower_variance(acceptance, acceptance.expectation, seed) if acceptance.expectation else None,
-        concentration=concentration(acceptance),
+        concentration=None if is_of_sums else concentration(acceptance),
         groups=by_group(acceptance, groups, seed=seed) if groups is not None else (),
     )
 
@@ -124,7 +133,8 @@ def summarize_run(run: Run, stages: Stages = SILENT) -> RunSummary:
     with where_long(stages, cells >= MANY_CELLS).track("intervals and curves", len(run.results)) as advance:
         told = counting(advance, len(run.results), "results")
         for result in run.results:
-            results.append(summarize(result, run.responses_at(result.temperature).groups))
+            groups = run.responses_at(result.temperature).groups
+            results.append(summarize(result, groups, is_of_sums=run.is_of_sums))
             told()
     return RunSummary(
         results=tuple(results),

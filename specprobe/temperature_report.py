@@ -83,10 +83,11 @@ def _point(point: DensePoint, highest: float) -> tuple[Cell | str, ...]:
 
 def render_verdicts_by_temperature(temperatures: Sequence[TemperatureVerdicts]) -> Block:
     """The verdict at each temperature, one row for each concurrency and temperature, and where it breaks even."""
+    by_clock = any(verdict.by_clock for found in temperatures for _, verdict in found.verdicts)
     columns = [
-        Column("conc.", "concurrency"),
+        Column("in flight", "requests in flight") if by_clock else Column("conc.", "concurrency"),
         Column("temp.", "temperature"),
-        Column("speed-up"),
+        Column("latency speed-up", "speed-up of the mean request latency") if by_clock else Column("speed-up"),
         Column("verdict", is_number=False),
         Column("best", "best drafter and depth", is_number=False, wraps=True),
     ]
@@ -149,16 +150,20 @@ def render_groups(groups: Sequence[GroupResult]) -> Block:
     return Section(parts, title=Text(f"by group{depth}", style="bold"), name=f"by group{depth}")
 
 
-def render_concentration(found: Concentration) -> Block:
-    """How few requests the gain comes from, in plain sentences."""
+def render_concentration(found: Concentration | None) -> Block:
+    """How few requests the gain comes from, in plain sentences; None: nobody knows."""
     return Sentence("spread over requests", concentration_in_words(found))
 
 
-def concentration_in_words(found: Concentration) -> str:
+def concentration_in_words(found: Concentration | None) -> str:
     """How few requests the gain comes from, and who gains most and least."""
+    if found is None:
+        return "Not known: the engine's counters are sums, which do not tell requests apart."
     requests = format_plural(found.requests, "request")
     if found.requests_for_half is None:
         return f"At depth {found.depth} none of {requests} gained anything."
+    if found.requests == 1:
+        return f"At depth {found.depth} there is one request alone, so all of the gain is its own."
     nothing = found.requests_with_nothing_accepted
     # A tenth of a handful is one.
     tenth = f", {format_percent(found.top_tenth_share)} from the best tenth" if found.requests >= 20 else ""

@@ -42,8 +42,12 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """`1.2 GB`, `340 MB`."""
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+    """`1.2 GB`, `340 MB`, `12 kB`, `812 bytes`."""
+    for size, unit, digits in ((1e9, "GB", 1), (1e6, "MB", 0), (1e3, "kB", 0)):
+        # What would be 1,000 of a unit is 1 of the next.
+        if num_bytes >= (1 - 0.0005) * size:
+            return f"{num_bytes / size:.{digits}f} {unit}"
+    return format_plural(round(num_bytes), "byte")
 
 
 def format_bar(share: float, width: int) -> str:

@@ -98,7 +98,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What is in the files. Lengths are in characters: of everything sent, and of the logged answers.
+    """What is in the files. Lengths are of everything sent, and of the logged answers: in characters of text, in tokens
+    of rows that hold token ids.
 
     `duplicates` is exact up to 262,144 distinct prompts and an estimate above (`duplicates_exact` tells).
     """
@@ -110,6 +111,8 @@ class Inspection:
     prompt_chars: Spread | None
     answer_chars: Spread | None
     notices: tuple[Notice, ...] = ()
+    prompt_tokens: Spread | None = None
+    answer_tokens: Spread | None = None
 
     @property
     def error(self) -> str | None:
@@ -126,6 +129,8 @@ class Inspection:
             "duplicates_exact": self.duplicates_exact,
             "prompt_chars": asdict(self.prompt_chars) if self.prompt_chars else None,
             "answer_chars": asdict(self.answer_chars) if self.answer_chars else None,
+            "prompt_tokens": asdict(self.prompt_tokens) if self.prompt_tokens else None,
+            "answer_tokens": asdict(self.answer_tokens) if self.answer_tokens else None,
             "warnings": [asdict(notice) for notice in self.notices],
         }
 
@@ -171,6 +176,7 @@ def inspect_workload(
     found = find_sources(sources)
     answers = batch_answers(found.sources)
     prompt_chars, answer_chars, distinct = Lengths(), Lengths(), Distinct()
+    prompt_tokens, answer_tokens = Lengths(), Lengths()
     tallies: list[Tally] = []
     prompts = 0
     with _reading(found, stages) as on_read:
@@ -180,6 +186,11 @@ def inspect_workload(
             for row in scan(source, options, tally, answers, on_read):
                 for request, (key, chars) in zip(row.requests, measures(row), strict=True):
                     distinct.add(key)
+                    if type(request.item) is TokenRow:
+                        prompt_tokens.add(len(request.item.prompt))
+                        if request.item.output:
+                            answer_tokens.add(len(request.item.output))
+                        continue
                     prompt_chars.add(chars)
                     if request.answer:
                         answer_chars.add(len(request.answer.text))
@@ -195,6 +206,8 @@ def inspect_workload(
         prompt_chars=prompt_chars.spread() if prompts else None,
         answer_chars=answer_chars.spread() if prompts else None,
         notices=notices,
+        prompt_tokens=prompt_tokens.spread() if prompts else None,
+        answer_tokens=answer_tokens.spread() if prompts else None,
     )
 
 

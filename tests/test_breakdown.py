@@ -181,6 +181,14 @@ def test_groups_read_in_80_columns_and_show_labels_as_they_are():
     assert "99.6 %" in text
 
 
+def test_of_one_request_and_of_sums_there_is_nothing_to_spread():
+    words = printed(render_concentration(concentration(acceptance([101], [40]))))
+    assert "one request alone" in words
+    assert "half" not in words
+    assert "sums" in printed(render_concentration(None))
+    assert summarize(acceptance([101, 51], [40, 20]), is_of_sums=True).concentration is None
+
+
 def test_concentration_in_plain_words():
     found = concentration(acceptance([101, 31, 51], [40, 10, 0], ids=["[red]x", 7, "z"]))
     words = " ".join(printed(render_concentration(found)).split())

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import toy_target as toy
+import typer
 
-from specprobe.cli import run_command
+from specprobe.cli import app, run_command
+from specprobe.units import format_bytes
 
 TOKENS = [1, 2, 3, 4, 5, 6, 7, 8]
 
@@ -132,18 +134,38 @@ def test_recommend_predicts_a_gpu_that_is_not_here(capsys, log):
 
 def test_recommend_takes_arrivals_by_rate_and_by_trace(capsys, log):
     Path("cost.json").write_text(json.dumps(COST))
-    run(capsys, "analyze", log)
+    run(capsys, "analyze", log, "--drafter", "suffix", "--depth", "3")
     status, out, err = run(capsys, "recommend", "--cost", "cost.json", "--rate", "0.5", "--json")
     assert status == 0, err
     (entry,) = json.loads(out)["by_concurrency"]
     assert entry["by_clock"]
+    assert entry["arrivals"] == {"rate": 0.5, "trace": None}
+    assert entry["speedup_of"] == "mean_request_latency"
     assert entry["speedup"]["point"] > 1
+    out = run(capsys, "recommend", "--cost", "cost.json", "--rate", "0.5")[1]
+    assert out.startswith("0.5 requests a second (some ")
+    assert (
+        "speed-up of the mean request latency"
+        in run(capsys, "recommend", "--cost", "cost.json", "--rate", "1", "--plain")[1]
+    )
+    # More than the cost reaches decides nothing, nor does what no server of it keeps up with.
+    (entry,) = json.loads(run(capsys, "recommend", "--cost", "cost.json", "--rate", "9999", "--json")[1])[
+        "by_concurrency"
+    ]
+    assert (entry["verdict"], entry["speedup"]["low"] > 1.05) == ("close", True)
+    slow = [dict(point, batch=b, seconds=0.01 * b) for point in COST["points"][:4] for b in (1, 1024)]
+    Path("slow.json").write_text(json.dumps(COST | {"points": slow}))
+    out = " ".join(run(capsys, "recommend", "--cost", "slow.json", "--rate", "9999", "--details")[1].split())
+    assert out.startswith("9999 requests a second: too close to call (the server does not keep up with them).")
+    assert run(capsys, "report", "--html", "page.html")[0] == 0
+    assert "9999 requests a second" in Path("page.html").read_text("utf-8")
     rows = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
     rows += [f"2023-11-16 18:{i // 60:02}:{i % 60:02}.3927650,374,44" for i in range(40)]
     Path("trace.csv").write_text("\n".join(rows))
     status, out, err = run(capsys, "recommend", "--cost", "cost.json", "--trace", "trace.csv")
     assert status == 0, err
-    assert out.startswith("these arrivals (some ")
+    # 40 requests in 39 seconds.
+    assert " ".join(out.split()).startswith("arrivals of trace.csv, 1 request a second (some ")
 
 
 @pytest.mark.parametrize(
@@ -304,6 +326,18 @@ def test_the_temperature_of_a_log(capsys, tmp_path, temperatures, option, record
     document = json.loads(out)
     assert document["results"][0]["temperature"] == recorded
     assert ("other_temperature" in {warning["code"] for warning in document["warnings"]}) == warned
+    is_known = option is not None or any(t is not None for t in temperatures)
+    assert document["responses"][0].get("temperature_is_known", True) == is_known
+    # It is as known from the run that was kept, and as it says.
+    for arguments in (["report"], ["report", "--details"], ["report", "--plain"]):
+        shown = " ".join(run(capsys, *arguments)[1].split())
+        assert ("not said by the log; taken as 0" in shown) != is_known
+        assert is_known or "temperature 0" not in shown
+    assert run(capsys, "report", "--html", "page.html")[0] == 0
+    # But for what it says of drafting in general.
+    page = " ".join(Path("page.html").read_text("utf-8").split()).replace("above temperature 0", "")
+    assert ("not said by the log; taken as 0" in page) != is_known
+    assert is_known or "temperature 0" not in page
 
 
 def test_a_log_without_answers_cannot_be_replayed_as_it_is(capsys, tmp_path):
@@ -321,6 +355,38 @@ def test_log_text_is_inert_in_the_report(capsys):
     assert status == 0
     assert "\x1b" not in out + err
     assert "[bold]log" in out.replace("\n", "")
+
+
+def test_lengths_of_token_ids_are_in_tokens(capsys, log, tmp_path):
+    out = run(capsys, "inspect", log)[1]
+    assert "prompt length in tokens: min 9, median 9, max 9" in out
+    assert "answer length in tokens: min 18, median 21, max 25" in out
+    assert "characters" not in out
+    document = json.loads(run(capsys, "inspect", log, "--json")[1])
+    assert (document["prompt_chars"], document["prompt_tokens"]["max"]) == (None, 9)
+    # Beside text, each in its own unit.
+    text = write_rows(tmp_path / "text.jsonl", [{"prompt": "What is it?", "response": "A river."}])
+    out = run(capsys, "inspect", log, text)[1]
+    assert "prompt length in characters: min 11, median 11, max 11" in out
+    assert "answer length in characters: min 8, median 8, max 8" in out
+    assert "prompt length in tokens: min 9" in out
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "shown"),
+    [(0, "0 bytes"), (1, "1 byte"), (999, "999 bytes"), (1000, "1 kB"), (12_345, "12 kB"), (999_499, "999 kB"),
+     (999_600, "1 MB"), (340e6, "340 MB"), (999.7e6, "1.0 GB"), (1.23e9, "1.2 GB")],
+)  # fmt: skip
+def test_bytes_have_a_unit_that_people_read(num_bytes, shown):
+    assert format_bytes(num_bytes) == shown
+
+
+def test_clean_says_how_much_in_words(capsys):
+    folder = Path(".specprobe/trajectories/a")
+    folder.mkdir(parents=True)
+    (folder / "b.jsonl").write_bytes(b"x" * 12_345)
+    assert run(capsys, "clean")[1] == "removed 1 file (12 kB) from .specprobe\n"
+    assert run(capsys, "clean")[1] == "removed 0 files (0 bytes) from .specprobe\n"
 
 
 def test_interrupted_is_130(capsys, monkeypatch, log):
@@ -456,6 +522,25 @@ def test_help_and_token_id_replay_import_neither_torch_nor_transformers(log):
     )
     for arguments in (["--help"], ["analyze", "--help"], ["analyze", log, "--json"], ["inspect", log]):
         assert specprobe(*arguments, code=code).stderr.splitlines()[-1] == "0 []"
+
+
+@pytest.mark.parametrize("command", [None, *typer.main.get_command(app).commands])
+def test_the_help_fits_80_columns_and_cuts_nothing(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    group = typer.main.get_command(app)
+    shown = group.commands[command] if command else group
+    status, out, _ = run(capsys, *([command] if command else []), "--help")
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    plain = "".join(out.split())
+    for parameter in shown.params:
+        for name in (*parameter.opts, *parameter.secondary_opts):
+            assert name in out or not name.startswith("-")
+        assert "".join((getattr(parameter, "help", None) or "").split()) in plain
+    # A command in a line of its own, to the end of its first sentence.
+    for line in out.partition("Commands:")[2].splitlines():
+        assert not line.endswith("...")
 
 
 def test_the_module_runs_and_says_its_version():

@@ -115,6 +115,11 @@ def test_recommend_counts_the_rounds_that_are_not_timed_yet(capsys, model):
     assert steps(again)["time rounds"] == (count, 0)
     predicted = document(capsys, "recommend", "--gpu", "h100", "--target", "SmolLM2-135M", "--dry-run")
     assert list(steps(predicted)) == ["simulate the server"]
+    # Of nothing that can be foreseen there is no sum.
+    assert run_command(["recommend", "--gpu", "h100", "--target", "SmolLM2-135M", "--dry-run"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "In all no time can be foreseen (simulate the server). Peak memory of this machine: not known" in out
+    assert "0 ms" not in out
 
 
 def test_people_are_told_that_nothing_was_done(capsys, model):

@@ -467,6 +467,53 @@ def test_gate_cannot_decide_on_sums_and_says_why(tmp_path):
     assert load_run(tmp_path / "sums.json").digest == run.digest
 
 
+def test_a_sum_is_never_shown_as_a_request(tmp_path, capsys, monkeypatch):
+    """All that is known of these 32 requests is what they add up to."""
+    monkeypatch.chdir(tmp_path)
+    table = "batch,query_tokens,context,seconds\n1,1,128,0.01\n1,4,128,0.011\n"
+    write(tmp_path, table, "cost.csv")
+    found = {}
+    for name, file in (
+        ("answers", golden_answers(tmp_path, "ngram_k3_t0")),
+        ("sums", golden_prometheus(tmp_path, "ngram_k3_t0")),
+    ):
+        arguments = ["import", file.name, "--drafter", "ngram", "--temperature", "0", "--out", f"{name}.json"]
+        texts = []
+        for further in ([], ["--details"]):
+            assert run_command([*arguments, *further]) == 0
+            texts.append(" ".join(capsys.readouterr().out.split()))
+        assert run_command(["recommend", "--cost", "cost.csv", "--details"]) == 0
+        texts.append(" ".join(capsys.readouterr().out.split()))
+        assert run_command(["gate", f"{name}.json", "--min-tokens-per-round", "1"]) in (0, 1)
+        texts.append(" ".join(capsys.readouterr().out.split()))
+        assert run_command(["report", f"{name}.json", "--html", f"{name}.html"]) == 0
+        capsys.readouterr()
+        texts.append(" ".join(Path(f"{name}.html").read_text("utf-8").split()))
+        found[name] = texts
+    brief, details, recommended, gate, page = found["answers"]
+    assert "Measured: 32 prompts of an engine's own counters (ngram_k3_t0-True.jsonl); " in brief
+    for text, words in (
+        (brief, "Who gains: half of"),
+        (details, "who gains"),
+        (page, "Requests at both ends"),
+        (recommended, "requests that take longer"),
+        (gate, "32 prompts"),
+        (page, "32 prompts"),
+    ):
+        assert words in text
+    brief, details, recommended, gate, page = found["sums"]
+    assert "Measured: sums over 32 requests of an engine's own counters (ngram_k3_t0-1.prom); " in brief
+    assert "sums, which do not tell requests apart" in details
+    assert "sums over 32 requests" in gate
+    for text in found["sums"]:
+        for words in ("1 of 1 request", "1 prompt", "half of", "fewer than 16", "take longer", "Requests at both ends"):
+            assert words not in text.replace("Speed-up, request by request", "")
+    (result,) = json.loads(Path("sums.json").read_text())["results"]
+    assert result["concentration"] is None
+    assert run_command(["compare", "sums.json", "sums.json"]) == 0
+    assert "do not tell requests apart" in " ".join(capsys.readouterr().out.split())
+
+
 def test_recommend_takes_answers_and_is_careful_with_sums(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = "batch,query_tokens,context,seconds\n" + "".join(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,7 +83,13 @@ def test_what_to_type(kind, drafter, config, text):
         ("tensorrt-llm", "eagle", {"model": "h"}, "does not offer eagle"),
         ("sglang", "pard", {"model": "h"}, "does not offer pard"),
         ("sglang", "ngram", {"min": 1, "max": 2}, "a trie over the tokens of all requests"),
-        ("llama.cpp", "ngram", {"min": 1, "max": 2}, "replayed by the rules of vllm"),
+        ("llama.cpp", "ngram", {"min": 1, "max": 2}, r"other rules than vllm@0.33, .* --drafter ngram:max=2$"),
+        (
+            "hf",
+            "ngram",
+            {"min": 2, "max": 4},
+            r"other rules than vllm@0.33, .* --engine hf@5.24 --drafter ngram:max=4$",
+        ),
         ("sglang", "draft", {"model": "h", "vocabulary": "mapped"}, "vocabulary of its own"),
         ("vllm", "pard", {"model": "h", "vocabulary": "mapped"}, "plain draft model"),
         ("vllm", "mtp", {"modules": 2}, "only in multiples of 2, not 3; use --depth 2"),
@@ -92,13 +100,49 @@ def test_what_to_type(kind, drafter, config, text):
         ("vllm", "eagle3", {"note": "edited"}, "does not record model"),
         ("hf", "dflash", {"model": "h"}, "knows no settings of hf"),
         ("profile@2", "eagle3", {"model": "h"}, "has no versions"),
-        ("vllmm", "eagle3", {"model": "h"}, "not a known engine"),
+        (
+            "vllmm",
+            "eagle3",
+            {"model": "h"},
+            r"llama.cpp, vllm-synthetic, each with or without @VERSION, and profile, a",
+        ),
+        ("vllm-synthetic@x", "eagle3", {"model": "h"}, "no version number"),
     ],
 )
 def test_what_is_refused_and_why(kind, drafter, config, said):
     with pytest.raises(SpecprobeError, match=said) as refused:
         exported(kind, a_run(drafter, **config))
     assert "\n" not in str(refused.value)
+
+
+def test_what_the_engine_takes_of_the_run_is_named_where_the_best_is_refused():
+    rng = np.random.default_rng(7)
+    prompts = draw_prompts(rng, 30)
+    better, worse = (
+        acceptance(rng, prompts[0] * share, prompts[1], DEPTH, drafter=drafter, config=config)
+        for share, drafter, config in ((1.0, "suffix", {}), (0.5, "ngram", {"min": 12, "max": 12, "copy": 48}))
+    )
+    run = run_of(better, worse, engine_profile="llama.cpp@2026-10")
+    with pytest.raises(
+        EngineRefusesError, match=r"does not offer suffix; .*; of this run it takes ngram: name one with"
+    ):
+        exported("llama.cpp", run)
+    assert "--spec-type" in exported("llama.cpp", run, drafter="ngram").text
+    with pytest.raises(EngineRefusesError, match=r"; analyze with --engine hf@5.24 and a drafter that it offers$"):
+        exported("hf", run)
+    # What was named is refused as it is.
+    with pytest.raises(EngineRefusesError, match=r"early-exit$"):
+        exported("hf", run, drafter="suffix")
+
+
+def test_every_engine_that_is_named_in_the_refusal_is_one():
+    with pytest.raises(SpecprobeError) as refused:
+        exported("foo")
+    for name in re.findall(
+        r"[\w.-]+", str(refused.value).partition("there are")[2].replace("each with or without @VERSION, and", "")
+    ):
+        with contextlib.suppress(EngineRefusesError):
+            assert exported(name).text
 
 
 def test_versions_decide_what_is_written():

@@ -16,12 +16,16 @@ import pytest
 from simulated_runs import acceptance, document_of, draw_prompts, run_of, shifted
 
 from specprobe.cli import run_command
+from specprobe.cost import CostPoint, CostTable
 from specprobe.documents import dump_document
 from specprobe.errors import SpecprobeError
 from specprobe.gate import Gate, GateResult, GateSettings, Measured, run_gate
 from specprobe.gate_report import failure_lines, junit_xml, step_summary
 from specprobe.gate_settings import KEYS, gate_settings, parse_share
+from specprobe.recommend import recommend
+from specprobe.recommendation_document import recommendation_document
 from specprobe.result_choice import Choice, choose_result
+from specprobe.serving import Traffic
 
 ROOT = Path(__file__).parents[1]
 
@@ -173,39 +177,28 @@ def test_the_default_is_the_result_with_the_most_tokens_and_what_is_ambiguous_is
     assert choose_result(twice, Choice(drafter="suffix:min=5")).acceptance is twice.results[1]
 
 
-def speedup_document(**fields) -> dict:
-    option = {
-        "drafter": "eagle3",
-        "config": {},
-        "draft_sampling": "greedy",
-        "depth": 2,
-        "speedup": 1.2,
-        "interval": {"speedup": [1.15, 1.25], "level": 0.9},
-    }
-    entries = [
-        {
-            "concurrency": c,
-            "verdict": "speculate",
-            "speedup": {"point": point, "low": point - 0.1, "high": point + 0.1, "level": 0.9},
-            "options": [option],
-        }
-        for c, point in ((1, 1.8), (64, 1.05))
-    ]
-    return {
-        "schema": "specprobe.recommendation/1",
-        "engine_profile": "vllm@0.33",
-        "temperature": 0.0,
-        "cost": {"log_deviation": 0.0},
-        "undecided": None,
-        "by_concurrency": entries,
-    } | fields
+def speedup_document(run, **fields) -> dict:
+    """What `recommend` says of a run at concurrency 1 and 64, with other figures for its best option and depth 2."""
+    points = tuple(
+        CostPoint(batch, query, context, 0.01) for batch in (1, 64) for query in (1, 4) for context in (1, 4096)
+    )
+    cost = CostTable("file", points, drafter_seconds={"eagle3": 0.001})
+    document = recommendation_document(recommend(run, 0.0, cost, [Traffic(1), Traffic(64)]))
+    for entry, point in zip(document["by_concurrency"], (1.8, 1.05), strict=True):
+        for option in entry["options"]:
+            if option["depth"] == 2:
+                option |= {"speedup": 1.2, "interval": {"speedup": [1.15, 1.25], "level": 0.9}}
+        # The best first.
+        entry["options"][0] |= {"speedup": point, "interval": {"speedup": [point - 0.1, point + 0.1], "level": 0.9}}
+    return document | fields
 
 
 def test_speedups_are_taken_from_a_recommendation_for_every_concurrency(capsys):
     rng = np.random.default_rng(0)
     p, output = draw_prompts(rng, 30)
-    run = write(run_of(acceptance(rng, p, output, 3)), "run.json")
-    Path("said.json").write_text(json.dumps(speedup_document()))
+    made = run_of(acceptance(rng, p, output, 3))
+    run = write(made, "run.json")
+    Path("said.json").write_text(json.dumps(speedup_document(made)))
     arguments = (run, "--min-speedup", "1.1", "--recommendation", "said.json")
     status, document, err = gate(capsys, *arguments)
     assert status == 1
@@ -213,21 +206,70 @@ def test_speedups_are_taken_from_a_recommendation_for_every_concurrency(capsys):
         ("concurrency 1", "passed"),
         ("concurrency 64", "undecided"),
     ]
-    assert "concurrency 64" in err
+    # Whose speed-up that is: no other gate's result.
+    best = [f"eagle3 {entry['depth']}" for entry in speedup_document(made)["by_concurrency"]]
+    assert [one["of"] for one in document["gates"]] == best
+    assert f"at concurrency 64 of {best[1]}: 1.05" in err
     assert "would decide" in err
     # The result named, not the best one.
     status, document, _ = gate(capsys, *arguments, "--drafter", "eagle3", "--depth", "2")
     assert status == 0
     assert {(one["point"], one["low"]) for one in document["gates"]} == {(1.2, 1.15)}
+    cost = speedup_document(made)["cost"]
     for fields, code, said in (
         ({"engine_profile": "hf@5.24"}, 2, "recommend from this run"),
         ({"undecided": {"code": "loops", "message": "loops everywhere"}}, 1, "loops everywhere"),
         ({"by_concurrency": [{}]}, 2, "damaged recommendation"),
+        # As the published schema says, all of it: nothing is made of a part.
+        ({"crossover_concurrency": "never"}, 2, "damaged recommendation (crossover_concurrency"),
+        ({"cost": cost | {"log_deviation": -1}}, 2, "damaged recommendation (cost.log_deviation"),
         ({"schema": "specprobe.run/1"}, 2, "schema"),
+        # A cost that does not reach so far is no ground for a verdict.
+        ({"cost": cost | {"batches": [1, 2]}}, 1, "covers batches 1 to 2"),
     ):
-        Path("said.json").write_text(json.dumps(speedup_document(**fields)))
+        Path("said.json").write_text(json.dumps(speedup_document(made, **fields)))
         status, _, err = gate(capsys, *arguments)
         assert (status, said in err) == (code, True), err
+
+
+def test_a_speedup_without_an_interval_is_undecided_and_not_damaged(capsys):
+    """Of one prompt, or of an engine's sums, a recommendation has points alone."""
+    rng = np.random.default_rng(0)
+    made = run_of(acceptance(rng, np.array([0.6]), np.array([300]), 3))
+    run = write(made, "run.json")
+    document = speedup_document(made)
+    for entry in document["by_concurrency"]:
+        entry["options"][0]["interval"]["speedup"] = [None, None]
+    Path("said.json").write_text(json.dumps(document))
+    status, found, err = gate(capsys, run, "--min-speedup", "1.1", "--recommendation", "said.json")
+    assert status == 1
+    assert [(one["verdict"], one["low"]) for one in found["gates"]] == [("undecided", None)] * 2
+    assert "damaged" not in err
+
+
+def test_a_speedup_by_the_clock_is_named_after_its_arrivals(capsys):
+    rng = np.random.default_rng(0)
+    p, output = draw_prompts(rng, 30)
+    made = run_of(acceptance(rng, p, output, 3))
+    run = write(made, "run.json")
+    points = [
+        {"batch": b, "query_tokens": q, "context": c, "seconds": 0.01 * b}
+        for b in (1, 1024)
+        for q in (1, 4)
+        for c in (1, 4096)
+    ]
+    cost = {"schema": "specprobe.cost/1", "points": points, "drafter_seconds": {"eagle3": 0.001}}
+    Path("cost.json").write_text(json.dumps(cost))
+    found = {}
+    for rate in ("0.25", "2000"):
+        assert run_command(["recommend", run, "--cost", "cost.json", "--rate", rate, "--json"]) == 0
+        Path("said.json").write_text(capsys.readouterr().out)
+        _, document, _ = gate(capsys, run, "--min-speedup", "1.01", "--recommendation", "said.json")
+        (found[rate],) = document["gates"]
+    assert (found["0.25"]["at"], found["0.25"]["verdict"]) == ("0.25 requests a second", "passed")
+    # How large the latencies get there depends on how long it lasts.
+    assert (found["2000"]["at"], found["2000"]["verdict"]) == ("2000 requests a second", "undecided")
+    assert "keep up" in found["2000"]["undecided_because"]
 
 
 def test_a_real_recommendation_is_read(capsys):

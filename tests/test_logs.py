@@ -463,6 +463,33 @@ def test_an_export_of_langfuse(shape: str, tmp_path: Path) -> None:
     assert said(read_workload([str(path)]).prompts[1])[-1] == ("tool", "4 m")
 
 
+@pytest.mark.parametrize("shape", ["lines", "page", "array"])
+@pytest.mark.parametrize("forced", [False, True])
+def test_observations_of_few_fields(forced: bool, shape: str, tmp_path: Path) -> None:
+    """As a user cuts them down to, or asks the API for."""
+    row = {"type": "GENERATION", "input": [USER], "output": SAID}
+    more = {key: observed()[key] for key in ("model", "modelParameters")}
+    rows = [row, {**row, **more}, *([{**more, "input": [USER], "output": SAID}] if forced else [])]
+    text = {
+        "lines": "\n".join(map(json.dumps, rows)),
+        "page": json.dumps({"data": rows, "meta": {"page": 1, "limit": 50, "totalItems": len(rows), "totalPages": 1}}),
+        "array": json.dumps(rows),
+    }[shape]
+    path = tmp_path / "log.json"
+    path.write_text(text)
+    found = read_workload([str(path)], format="langfuse" if forced else None)
+    assert (found.format, found.rows, found.skipped) == ("langfuse", len(rows), {})
+    assert all(said(prompt) == [("user", "Name a river.")] and prompt.answer for prompt in found.prompts)
+    assert [prompt.model for prompt in found.prompts[1:]] == ["m-1"] * (len(rows) - 1)
+
+
+def test_rows_of_other_logs_that_have_a_type_stay_theirs(tmp_path: Path) -> None:
+    rows = [{"type": "AGENT", "messages": [USER, SAID]}, {"type": "GENERATION", "messages": [USER, SAID]}]
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert read_workload([str(path)]).format == "messages"
+
+
 # Gateways
 
 

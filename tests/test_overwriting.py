@@ -51,6 +51,43 @@ def test_what_a_command_reads_stays(arguments, capsys):
     assert {path.name: path.read_bytes() for path in Path().glob("*.json*")} == before
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "analyze logs --out logs/run.json",
+        "analyze logs/ --out logs/below/run",
+        "analyze . --out logs/run.jsonl.gz",
+        "analyze logs/*.json* --out logs/run.json",
+        "analyze logs/**/*.json* --out logs/below/run.json",
+        "analyze logs --out logs/run.json --dry-run",
+        "analyze linked --out logs/run.json",
+        "bench logs --server http://127.0.0.1:9 --speculative http://127.0.0.1:8 --out logs/bench.json",
+    ],
+)
+def test_no_result_is_put_where_it_is_read_as_a_log_the_next_time(arguments, capsys):
+    Path("logs/below").mkdir(parents=True)
+    shutil.copy("log.jsonl", "logs")
+    Path("linked").symlink_to("logs")
+    assert run_command(arguments.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "would read it as input; give a place elsewhere" in err
+    assert not Path(".specprobe").exists()
+
+
+@pytest.mark.parametrize(
+    "out", ["run.json", "logs/.run.json", "logs/_runs/run.json", "logs/run.txt", "logs-2/run.json"]
+)
+def test_what_no_folder_is_searched_for_may_be_written_there(out, capsys):
+    """Hidden files, and such as are no data by their names, are left out of folders."""
+    Path("logs").mkdir()
+    shutil.copy("log.jsonl", "logs")
+    for _ in range(2):
+        assert run_command(["analyze", "logs", "logs/log*.jsonl", "--out", out]) == 0, capsys.readouterr().err
+    assert "1 prompt of" in capsys.readouterr().out
+
+
 def test_what_was_written_before_is_written_again(capsys):
     for _ in range(2):
         assert run_command(["report", "run.json", "--html", "page.html"]) == 0

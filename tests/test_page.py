@@ -24,7 +24,7 @@ from specprobe.page.parts import method_names
 from specprobe.page.stored_advice import load_advice
 from specprobe.page.verdict_views import heat_maps, verdict_sentence
 from specprobe.run_document import load_run
-from specprobe.run_files import keep_recommendation, last_recommendation
+from specprobe.run_files import keep_recommendation, kept_at, last_recommendation
 
 SECTIONS = ("verdict", "pays", "acceptance", "temperature", "latency", "gains", "methods", "provenance", "glossary")
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -362,9 +362,16 @@ def test_report_finds_the_newest_recommendation_of_its_run(tmp_path, monkeypatch
     assert status == 0
     assert out.startswith("page.html: ")
     assert "Cost of a round: measured" in (tmp_path / "page.html").read_text("utf-8")
+    # Which of them it is, and when it was kept.
+    told = f"{newer.name} (made from this run, kept {kept_at(newer)})"
+    assert " ".join(out.split()).endswith(f"verdict of run: {told}")
+    assert f"{newer.name}, kept {kept_at(newer)}" in (tmp_path / "page.html").read_text("utf-8")
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC", kept_at(newer))
+    assert kept_at(Path("advice.json")) is None
     status, out, _ = run_report(capsys, str(run), "--html", "page.html", "--json")
     told = json.loads(out)
     assert (status, told["schema"], told["runs"][0]["digest"]) == (0, "specprobe.page/1", digest)
+    assert told["runs"][0]["recommendation"] == newer.name
     assert told["bytes"] == (tmp_path / "page.html").stat().st_size
 
 
@@ -393,6 +400,10 @@ def test_recommend_keeps_what_report_finds(tmp_path, monkeypatch, capsys):
         (["run.json", "--html", "p.html", "--label", "a", "--label", "b"], "--label"),
         (["run.json", "--html", "p.html", "--recommendation", "other-advice.json"], "another run"),
         (["run.json", "--html", "p.html", "--recommendation", "run.json"], "recommendation"),
+        (
+            ["run.json", "--html", "p.html", "--recommendation", "same.json", "--recommendation", "same.json"],
+            "from the same run",
+        ),
         (["run.json", "--html", "."], "--html"),
         (["nothing.json", "--html", "p.html"], "nothing.json"),
         (["run.json", "--html", "p.html", "--recommendation", "damaged.json"], "damaged"),
@@ -405,6 +416,7 @@ def test_report_says_what_is_wrong(folder, both, monkeypatch, capsys, arguments,
     document = json.loads(both[1].read_text())
     document["by_concurrency"][0]["options"] = [{}]
     (folder / "damaged.json").write_text(json.dumps(document))
+    (folder / "same.json").write_bytes(both[1].read_bytes())
     status, _, err = run_report(capsys, *arguments)
     assert status == 2
     assert said in err

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from specprobe.acceptance import Acceptance
+from specprobe.advise import Advice
 from specprobe.cost import CostPoint, CostTable, DraftingPoint
 from specprobe.drafters.suffix import SuffixDrafter
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.recommend import decide, recommend
+from specprobe.recommend_glance import crossover_words
+from specprobe.recommend_report import render_advice
 from specprobe.recommendation_document import recommendation_document
 from specprobe.run import ResponseRecord, Run
 from specprobe.serving import Traffic
@@ -253,6 +256,33 @@ def test_the_better_drafter_wins_and_the_other_is_runner_up():
 def test_of_two_depths_that_hardly_differ_the_shallower_is_chosen():
     verdict = advise([acceptance(0.02)], cost(memory_bound), 1).by_concurrency[0]
     assert verdict.best.depth == 1
+
+
+def details(found) -> dict[str, str]:
+    return dict(render_advice(Advice(found, ()), details=True).facts())
+
+
+def test_the_details_say_where_a_deeper_one_is_hardly_faster():
+    """Else a depth that is another at the next concurrency looks like a finding."""
+    found = advise([acceptance(0.02)], cost(memory_bound), 1)
+    fastest = max(found.by_concurrency[0].options, key=lambda option: option.speedup)
+    assert fastest.depth > 1
+    assert f"({fastest.depth} is the fastest at concurrency 1, 1 was taken)" in details(found)["depth"]
+    assert "depth" not in details(advise([acceptance(0.7)], cost(memory_bound), 1))
+
+
+@pytest.mark.parametrize(
+    ("found", "batches", "source", "words"),
+    [
+        (8, (1, 64), "file", "nothing is faster than not speculating from concurrency 8 on"),
+        (None, (1, 64), "file", "speculation is not slower up to 64, the cost's largest batch"),
+        (None, (1, 2, 4), "roofline", "speculation is not slower up to concurrency 4; no larger one was predicted"),
+        (None, (1,), "roofline", "speculation is not slower at concurrency 1; no other was predicted"),
+        (None, (1, 8), "measured", "speculation is not slower up to concurrency 8; no larger one was timed"),
+    ],
+)
+def test_only_a_file_has_a_largest_batch_of_its_own(found, batches, source, words):
+    assert crossover_words(found, batches, source) == words
 
 
 @pytest.mark.parametrize(

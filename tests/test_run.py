@@ -220,4 +220,4 @@ def test_a_large_run_is_announced_before_it_is_read(tmp_path, monkeypatch):
     assert heard.said == []
     monkeypatch.setattr(run_document_module, "LARGE_RUN_BYTES", 1)
     load_run(path, heard)
-    assert heard.said == ["reading run.json (0 MB)"]
+    assert heard.said == [f"reading run.json ({path.stat().st_size / 1000:.0f} kB)"]

@@ -45,7 +45,7 @@ from specprobe.progress import Advance, Stages
 from specprobe.prompt import Prompt
 from specprobe.run_files import check_out
 from specprobe.scan import ReadOptions
-from specprobe.server import BENCH, Server, get_text, parse_server
+from specprobe.server import BENCH, Server, check_timeout, get_text, parse_server
 from specprobe.side_by_side import side_by_side
 from specprobe.workload import Workload, read_workload
 
@@ -77,6 +77,7 @@ class BenchOptions:
     out: Path | None = None
 
     def __post_init__(self) -> None:
+        check_timeout(self.timeout_seconds)
         if (self.commands is None) == (self.urls["plain"] == self.urls["speculative"]):
             raise SpecprobeError(
                 "bench: name two servers with --server and --speculative, or one address with --server and the "

@@ -8,6 +8,7 @@ from typing import Any
 from specprobe.containers import Skip, plain_name
 from specprobe.formats import chat, flat
 from specprobe.formats.conversation import Parsed
+from specprobe.formats.langfuse import is_observation
 from specprobe.formats.logs import LOGS, SPAN_FORMATS, SUSPECT_KEYS, read_log
 from specprobe.formats.spans import read_span, span_key
 
@@ -75,7 +76,7 @@ def parse(row: Any) -> tuple[str, Parsed | Skip]:
         row = _bare_messages(row)
         if row is None:
             return "", Skip("not_object")
-    if not SUSPECT_KEYS.isdisjoint(row) or type(row.get("prompt")) is dict:
+    if not SUSPECT_KEYS.isdisjoint(row) or type(row.get("prompt")) is dict or is_observation(row):
         logged = read_log(row)
         if logged is not None:
             return logged

@@ -20,17 +20,21 @@ OBSERVATIONS = frozenset(
 
 
 def is_observation(row: Row) -> bool:
-    """Whether a row is an observation of a trace."""
+    """Whether a row is an observation of a trace, however few of its fields were exported.
+
+    A GENERATION with an input or output is told by that alone; the other types are words that other logs have, too.
+    """
     kind = row.get("type")
+    if not isinstance(kind, str) or kind not in OBSERVATIONS:
+        return False
     is_traced = "traceId" in row or "trace_id" in row
-    return (
-        is_traced and isinstance(kind, str) and kind in OBSERVATIONS and bool({"startTime", "start_time"} & row.keys())
-    )
+    has_time = "startTime" in row or "start_time" in row
+    return (is_traced and has_time) or (kind == "GENERATION" and ("input" in row or "output" in row))
 
 
 def observation(row: Row) -> Parsed | Skip | None:
-    """One observation; only a GENERATION is a request to a model."""
-    if row.get("type") != "GENERATION":
+    """One observation; only a GENERATION is a request to a model. Without a type, as asked for, it is one."""
+    if row.get("type", "GENERATION") != "GENERATION":
         return Skip("not_generation")
     sent = row.get("input")
     if sent is None or sent == "":

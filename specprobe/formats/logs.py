@@ -36,7 +36,8 @@ SUSPECT_KEYS = frozenset(
         *("call_type", "request_body", "recordId", "resourceSpans", "resource_spans", "spans", "observations", "trace"),
     ]
 )
-"""A row without any of these keys and without a span key is no log, unless OASST's `prompt` object is in it."""
+"""A row without any of these keys and without a span key is no log, unless it is an observation of few fields, or
+OASST's `prompt` object is in it."""
 
 
 DOCUMENT_KEYS = frozenset(
@@ -78,9 +79,16 @@ def rows_in(row: Row) -> list[Any] | None:
         inner = [rows_in(item) for item in items] if key != "spans" else []
         if any(found is not None for found in inner):
             return [one for found, item in zip(inner, items, strict=True) for one in (found or [item])]
-        if key == "data" and all(langfuse.is_observation(item) or spans.is_span(item) for item in items):
+        if key == "data" and (
+            _is_page(row, items) or all(langfuse.is_observation(item) or spans.is_span(item) for item in items)
+        ):
             return items
     return None
+
+
+def _is_page(row: Row, items: list[Any]) -> bool:
+    """Whether it is a page of an API, which says in `meta` which one; entries may then lack any of their fields."""
+    return row.keys() == {"data", "meta"} and isinstance(row["meta"], dict) and not any("role" in i for i in items)
 
 
 def _is_or_refers(item: Any) -> bool:

@@ -204,6 +204,8 @@ def requests_figure(key: str, named: Sequence[Named]) -> FigureView | None:
     lines, rows = [], []
     for one in named:
         label, found = one.label, one.found
+        if found.concentration is None:
+            continue
         values = np.sort(found.concentration.tokens_per_round)
         if values.size < 2:
             continue

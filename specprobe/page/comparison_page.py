@@ -84,7 +84,7 @@ def _notes(given: PageInput) -> RunNotes:
     notices = advice.notices if advice else given.run.notices
     return RunNotes(
         label=_label(given),
-        sentence=verdict_sentence(advice) if advice else most_tokens(given.summary.results),
+        sentence=verdict_sentence(advice) if advice else most_tokens(given.run, given.summary.results),
         warnings=tuple(dict.fromkeys(shown(notice.message, LONG) for notice in notices)),
     )
 
@@ -102,8 +102,8 @@ def _overview(given: Sequence[PageInput]) -> DataTable:
                     (
                         _label(one),
                         name,
-                        f"{temperature:g}",
-                        f"{found.acceptance.num_prompts:,}",
+                        f"{temperature:g}" if one.run.temperature_is_known else "unknown",
+                        "sums" if one.run.is_of_sums else f"{found.acceptance.num_prompts:,}",
                         str(best.depth),
                         format_number(best.tokens_per_round),
                         format_interval(interval.low, interval.high) if interval else ABSENT,

@@ -38,7 +38,8 @@ class MadePage:
         told = f"{inert(str(path), 200)}: {size}, {format_plural(len(self.given), 'run')}"
         if without:
             told += f", {without} without a verdict (specprobe recommend RUN adds one)"
-        return told
+        lines = [f"verdict of {inert(one.label, 80)}: {_of_file(one.advice)}" for one in self.given if one.advice]
+        return "\n".join((told, *lines))
 
     def to_json(self, path: Path) -> dict[str, Any]:
         """The `specprobe.page/1` document: what was written where."""
@@ -54,6 +55,8 @@ class MadePage:
                     "sha256": one.sha256,
                     "digest": one.run.digest,
                     "recommendation_sha256": one.advice.sha256 if one.advice else None,
+                    "recommendation": one.advice.file if one.advice else None,
+                    "recommendation_kept_at": one.advice.kept_at if one.advice else None,
                 }
                 for one in self.given
             ],
@@ -80,9 +83,12 @@ def make_page(
             given.append(_read(path, name, advices, stages))
             advance(len(given), "")
     digests = {one.run.digest for one in given}
+    made_from: dict[str, Path] = {}
     for path, advice in zip(recommendations, advices, strict=True):
         if advice.run_digest not in digests:
             raise SpecprobeError(f"{path}: this recommendation was made from another run; recommend from this one")
+        if (other := made_from.setdefault(advice.run_digest, path)) is not path:
+            raise SpecprobeError(f"{path}: made from the same run as {other}, and a page shows one; leave one out")
     stages.say("drawing the figures")
     page = run_page(given[0]) if len(given) == 1 else comparison_page(given)
     return MadePage(render_page(page), tuple(given))
@@ -100,6 +106,11 @@ def _read(path: Path, label: str, advices: Sequence[StoredAdvice], stages: Stage
         summary=summarize_run(run, stages),
         advice=load_advice(kept) if kept else next((a for a in advices if a.run_digest == digest), None),
     )
+
+
+def _of_file(advice: StoredAdvice) -> str:
+    when = f", kept {advice.kept_at}" if advice.kept_at else ""
+    return f"{inert(advice.file, 200)} (made from this run{when})"
 
 
 def _distinct(labels: Sequence[str]) -> list[str]:

@@ -8,6 +8,8 @@ from specprobe.drafters.base import ADOPTION_WORDS, Adoption
 from specprobe.ladder import Rung
 from specprobe.page.parts import DataTable, method_names
 from specprobe.page.stored_advice import StoredAdvice, StoredOption
+from specprobe.run import Run
+from specprobe.run_words import temperature_of
 from specprobe.summary import ResultSummary, RunSummary
 from specprobe.units import ABSENT, format_bytes, format_interval, format_number, format_percent
 
@@ -25,21 +27,21 @@ COLUMNS = (
 STANDINGS = {"first": ABSENT, "better": "better", "no better": "no better", "open": "not certain", "broken": "broken?"}
 
 
-def methods_tables(summary: RunSummary, advice: StoredAdvice | None) -> tuple[DataTable, ...]:
+def methods_tables(run: Run, summary: RunSummary, advice: StoredAdvice | None) -> tuple[DataTable, ...]:
     """One for each temperature, cheapest first; speed-ups where the recommendation is of that temperature."""
     return tuple(
         _methods(
             [result for result in summary.results if result.acceptance.temperature == temperature],
             rungs,
             advice if advice is not None and advice.temperature == temperature else None,
-            temperature,
+            temperature_of(run, temperature),
         )
         for temperature, rungs in summary.ladders
     )
 
 
 def _methods(
-    results: Sequence[ResultSummary], rungs: Sequence[Rung], advice: StoredAdvice | None, temperature: float
+    results: Sequence[ResultSummary], rungs: Sequence[Rung], advice: StoredAdvice | None, temperature: str
 ) -> DataTable:
     verdicts = advice.verdicts if advice else ()
     # Rungs are the results with rounds by adoption; of equal ones, in the order of the run.
@@ -72,7 +74,7 @@ def _methods(
             )
         )
     return DataTable(
-        f"Methods at temperature {temperature:g}, cheapest to adopt first",
+        f"Methods at {temperature}, cheapest to adopt first",
         columns,
         tuple(rows),
         num_text=3,

@@ -11,6 +11,7 @@ from specprobe.page.parts import Fact, FactGroup, shown
 from specprobe.page.stored_advice import StoredAdvice
 from specprobe.processors import Processors
 from specprobe.run import Run
+from specprobe.run_words import NOT_SAID, size_of, sources_of, temperature_of
 from specprobe.units import format_count, format_percent, format_plural
 
 # Files of a workload that are listed one by one.
@@ -45,13 +46,17 @@ def advice_facts(advice: StoredAdvice) -> FactGroup:
     facts += [Fact(shown(key.replace("_", " ")), shown(value, LONG)) for key, value in told.items()]
     if advice.log_deviation:
         facts.append(Fact("known error", f"{format_percent(advice.log_deviation)}, which the intervals hold"))
+    facts.append(
+        Fact("recommendation", f"{shown(advice.file, 200)}{f', kept {advice.kept_at}' if advice.kept_at else ''}")
+    )
+    facts.append(Fact("made from the run with the digest", shown(advice.run_digest), is_code=True))
     facts.append(Fact("recommendation, SHA-256 of the file", advice.sha256, is_code=True))
     return FactGroup("Cost of a round", tuple(facts))
 
 
 def _workload_facts(run: Run) -> list[Fact]:
     workload = run.workload
-    facts = [Fact("log", ", ".join(shown(source, 200) for source in workload.get("sources", ())) or "unknown")]
+    facts = [Fact("log", sources_of(run) or "unknown")]
     files = workload.get("files") or ()
     for file in files[:MOST_FILES]:
         name, sha256 = shown(file["name"], 200), shown(file["sha256"], HASH_LENGTH)
@@ -59,7 +64,9 @@ def _workload_facts(run: Run) -> list[Fact]:
     if len(files) > MOST_FILES:
         facts.append(Fact("further files", format_count(len(files) - MOST_FILES)))
     skipped = workload.get("skipped") or {}
-    rows = f"{format_plural(workload.get('prompts', 0), 'prompt')} of {format_plural(workload.get('rows', 0), 'row')}"
+    rows = size_of(run)
+    if not run.engine_numbers:
+        rows += f" of {format_plural(workload.get('rows', 0), 'row')}"
     rows += f", format {shown(workload.get('format'))}"
     if skipped:
         rows += "; skipped: " + ", ".join(f"{shown(reason)} {count:,}" for reason, count in sorted(skipped.items()))
@@ -69,7 +76,7 @@ def _workload_facts(run: Run) -> list[Fact]:
         told = f"{format_plural(len(responses.ids), 'response')}, {tokens} tokens, {shown(responses.source)}"
         if responses.entropy is not None:
             told += f"; entropy {responses.entropy.mean:.2f} nats a token"
-        facts.append(Fact(f"temperature {responses.temperature:g}", told))
+        facts.append(Fact(temperature_of(run, responses.temperature), told))
     return facts
 
 
@@ -78,7 +85,8 @@ def _target_facts(run: Run) -> list[Fact]:
     tokenizer = run.settings.get("tokenizer") or (target or {}).get("tokenizer") or {}
     facts = []
     if target is None:
-        facts.append(Fact("target", "none was loaded: logged answers were replayed as they are"))
+        how = "an engine counted" if run.engine_numbers else "logged answers were replayed as they are"
+        facts.append(Fact("target", f"none was loaded: {how}"))
     else:
         facts.append(Fact("target", shown(target["name"], 200)))
         for key, name, is_code in (
@@ -106,7 +114,8 @@ def _settings_facts(run: Run) -> list[Fact]:
     drafters = settings.get("drafters")
     if isinstance(drafters, Sequence) and not isinstance(drafters, str):
         facts.append(Fact("drafters as asked for", ", ".join(shown(drafter, 120) for drafter in drafters)))
-    facts.append(Fact("temperatures", ", ".join(f"{value:g}" for value in run.temperatures)))
+    temperatures = ", ".join(f"{value:g}" for value in run.temperatures)
+    facts.append(Fact("temperatures", temperatures if run.temperature_is_known else NOT_SAID))
     if changed := _processors(settings):
         facts.append(Fact("sampling settings", changed))
     for key, name in (

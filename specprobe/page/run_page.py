@@ -33,7 +33,9 @@ from specprobe.page.verdict_views import (
     verdict_cards,
     verdict_sentence,
 )
+from specprobe.recommend_glance import crossover_words
 from specprobe.run import Run
+from specprobe.run_words import NOT_SAID, size_of, sources_of, temperature_of
 from specprobe.summary import ResultSummary, RunSummary, best_by_temperature
 from specprobe.temperature_report import concentration_in_words
 from specprobe.units import ABSENT, format_interval, format_number, format_percent, format_plural
@@ -93,35 +95,35 @@ def run_page(given: PageInput) -> RunPage:
     """Everything that is shown of one run."""
     run, summary, advice = given.run, given.summary, given.advice
     verdicts = advice.verdicts if advice else ()
-    by_request = speedup_by_request("request-speedup", verdicts)
+    by_request = None if run.is_of_sums else speedup_by_request("request-speedup", verdicts)
     requests = requests_figure("requests", _best_named(run, summary.results))
     return RunPage(
         title=f"Speculative decoding on {_sources(run)}",
         subtitle=_subtitle(run),
-        sentence=verdict_sentence(advice) if advice else most_tokens(summary.results),
+        sentence=verdict_sentence(advice) if advice else most_tokens(run, summary.results),
         has_advice=advice is not None,
         cards=verdict_cards(advice) if advice else (),
-        verdict_note=_verdict_note(advice) if advice else "",
+        verdict_note=_verdict_note(run, advice) if advice else "",
         commands=commands(advice) if advice else (),
         heat_maps=heat_maps(advice) if advice else (),
         heat_note=_crossover(advice) if advice else "",
         warnings=_warnings(advice.notices if advice else run.notices),
         acceptance=tuple(_acceptance(run, summary)),
-        entropy=_by_entropy(summary.results),
+        entropy=_by_entropy(run, summary.results),
         temperature=(temperature_figure("temperature", summary.temperature_curves, all_names(run, summary)),)
         if summary.temperature_curves
         else (),
         temperature_table=temperature_table(advice) if advice else None,
         latencies=tuple(latency_figures("times", verdicts)),
         gains_figures=tuple(figure for figure in (by_request, requests) if figure is not None),
-        gains=tuple(_gains(best) for best in best_by_temperature(summary.results)),
+        gains=tuple(_gains(run, best) for best in best_by_temperature(summary.results)),
         sensitivity=sensitivity_table(verdicts[-1]) if verdicts else None,
-        methods=tuple(table for table in methods_tables(summary, advice) if table.rows),
+        methods=tuple(table for table in methods_tables(run, summary, advice) if table.rows),
         provenance=(*run_facts(run, given.sha256), *([advice_facts(advice)] if advice else [])),
     )
 
 
-def most_tokens(results: Sequence[ResultSummary]) -> str:
+def most_tokens(run: Run, results: Sequence[ResultSummary]) -> str:
     """The answer as far as acceptance gives one."""
     found = max(results, key=lambda one: one.most_tokens_per_round, default=None)
     if found is None or found.most_tokens_per_round <= 1:
@@ -129,7 +131,7 @@ def most_tokens(results: Sequence[ResultSummary]) -> str:
     acceptance = found.acceptance
     return (
         f"Most tokens per round: {found.most_tokens_per_round:.2f}, with {shown(acceptance.label)} at depth "
-        f"{found.best.depth} and temperature {acceptance.temperature:g}."
+        f"{found.best.depth} and {temperature_of(run, acceptance.temperature)}."
     )
 
 
@@ -153,35 +155,36 @@ def _sources(run: Run) -> str:
     sources = [str(source).rstrip("/").rpartition("/")[2] for source in run.workload.get("sources", ())]
     if len(sources) > MOST_SOURCES:
         return format_plural(len(sources), "source")
-    return " and ".join(shown(source) for source in sources) or "a log"
+    unnamed = "what an engine counted" if run.engine_numbers else "a log"
+    return " and ".join(shown(source) for source in sources) or unnamed
 
 
 def _subtitle(run: Run) -> tuple[str, ...]:
-    target = shown(run.target["name"]) if run.target else "logged answers, no target loaded"
+    logged = shown(sources_of(run), LONG) if run.engine_numbers else "logged answers, no target loaded"
     temperatures = ", ".join(f"{value:g}" for value in run.temperatures)
     return (
-        target,
-        format_plural(int(run.workload.get("prompts", 0)), "prompt"),
+        shown(run.target["name"]) if run.target else logged,
+        size_of(run),
         f"rules of {shown(run.engine_profile)}",
-        f"temperature {temperatures}",
+        f"temperature {temperatures if run.temperature_is_known else NOT_SAID}",
     )
 
 
-def _verdict_note(advice: StoredAdvice) -> str:
+def _verdict_note(run: Run, advice: StoredAdvice) -> str:
     about = [shown(v, 80) for k, v in advice.conditions.items() if isinstance(v, str) and k != "fingerprint" and v]
     details = f" ({', '.join(about)})" if about else ""
-    note = f"At temperature {advice.temperature:g}. Cost of a round: {shown(advice.cost_source)}{details}."
+    note = f"At {temperature_of(run, advice.temperature)}. Cost of a round: {shown(advice.cost_source)}{details}."
     if advice.log_deviation:
         note += f" It is known to err by {format_percent(advice.log_deviation)}, which the intervals hold."
+    note += f" From {shown(advice.file, LONG)}{f', kept {advice.kept_at}' if advice.kept_at else ''}."
     if advice.undecided:
         note = f"{shown(advice.undecided, LONG)}. {note}"
     return note
 
 
 def _crossover(advice: StoredAdvice) -> str:
-    if advice.crossover_concurrency is None:
-        return f"Speculation is not slower up to {advice.largest_batch}, the largest batch that the cost covers."
-    return f"From concurrency {advice.crossover_concurrency} on nothing is faster than not speculating."
+    words = crossover_words(advice.crossover_concurrency, advice.batches, advice.cost_source)
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _warnings(notices: Sequence[Notice]) -> tuple[str, ...]:
@@ -192,7 +195,7 @@ def _acceptance(run: Run, summary: RunSummary) -> list[FigureGroup]:
     groups, looks = [], all_names(run, summary)
     for number, temperature in enumerate(run.temperatures):
         results = results_at(summary, temperature)
-        name = f"temperature {temperature:g}"
+        name = temperature_of(run, temperature)
         named = [Named(of, found, looks.index(of)) for of, found in zip(names_of(results), results, strict=True)]
         figures = acceptance_figures(f"acceptance-{number}", name, named)
         if figures:
@@ -200,7 +203,7 @@ def _acceptance(run: Run, summary: RunSummary) -> list[FigureGroup]:
     return groups
 
 
-def _by_entropy(results: Sequence[ResultSummary]) -> DataTable | None:
+def _by_entropy(run: Run, results: Sequence[ResultSummary]) -> DataTable | None:
     rows = []
     for found in results:
         quartiles = found.acceptance.by_entropy
@@ -208,7 +211,8 @@ def _by_entropy(results: Sequence[ResultSummary]) -> DataTable | None:
             acceptance = found.acceptance
             shares = (format_percent(quartile.acceptance) for quartile in quartiles)
             borders = ", ".join(format_number(quartile.high) for quartile in quartiles[:-1])
-            rows.append((shown(acceptance.label), f"{acceptance.temperature:g}", *shares, borders))
+            temperature = f"{acceptance.temperature:g}" if run.temperature_is_known else "unknown"
+            rows.append((shown(acceptance.label), temperature, *shares, borders))
     if not rows:
         return None
     columns = ("method", "temperature", "least open quarter", "second", "third", "most open quarter", "borders, nats")
@@ -224,7 +228,7 @@ def _best_named(run: Run, results: Sequence[ResultSummary]) -> list[Named]:
     several = len(run.temperatures) > 1
     return [
         Named(
-            f"{found.acceptance.label}, depth {found.concentration.depth}"
+            f"{found.acceptance.label}, depth {found.acceptance.depth_of_fewest_rounds}"
             + (f", temperature {found.acceptance.temperature:g}" if several else ""),
             found,
             number,
@@ -233,9 +237,9 @@ def _best_named(run: Run, results: Sequence[ResultSummary]) -> list[Named]:
     ]
 
 
-def _gains(found: ResultSummary) -> Gains:
+def _gains(run: Run, found: ResultSummary) -> Gains:
     acceptance, concentration = found.acceptance, found.concentration
-    of = f"{shown(acceptance.label)}, temperature {acceptance.temperature:g}"
+    of = f"{shown(acceptance.label)}, {temperature_of(run, acceptance.temperature)}"
     tables = [table for table in (_groups(of, found.groups), _requests(of, concentration)) if table is not None]
     return Gains(
         heading=of,
@@ -244,7 +248,7 @@ def _gains(found: ResultSummary) -> Gains:
     )
 
 
-def _without_names(found: Concentration) -> str:
+def _without_names(found: Concentration | None) -> str:
     """The sentences of the terminal's report, up to the names of requests, which have a table here."""
     return concentration_in_words(found).partition("; most: ")[0].partition("; fewest: ")[0].rstrip(".") + "."
 
@@ -272,7 +276,9 @@ def _groups(of: str, groups: Sequence[GroupResult]) -> DataTable | None:
     )
 
 
-def _requests(of: str, found: Concentration) -> DataTable | None:
+def _requests(of: str, found: Concentration | None) -> DataTable | None:
+    if found is None:
+        return None
     rows = [
         (shown(name), which, format_number(value))
         for which, named in (("most", found.best), ("fewest", found.worst))

@@ -12,10 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specprobe.acceptance import drafter_label
+from specprobe.arrivals import Arrivals
 from specprobe.documents import read_own_document
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.recommendation_document import SCHEMA
+from specprobe.run import has_sums
+from specprobe.run_files import kept_at
 from specprobe.speedup_grid import SpeedupGrid
 from specprobe.units import VERDICT_WORDS
 
@@ -66,12 +69,14 @@ class Distributions:
 class StoredVerdict:
     """The answer for one traffic; `options` are the best first, then the fastest.
 
-    `without`, `with_it`, `request_speedup` [Q]: None in documents of older versions. `sensitivity`: speed-up by
+    `arrivals`: how requests come `by_clock`; None in documents of older versions, as are `without`, `with_it` and
+    `request_speedup` [Q]. `sensitivity`: speed-up by
     (factor on prompts, factor on outputs).
     """
 
     concurrency: int
     by_clock: bool
+    arrivals: Arrivals | None
     verdict: str
     enough_prompts: bool
     break_even_tokens_per_round: float
@@ -98,11 +103,10 @@ class StoredVerdict:
     @property
     def traffic(self) -> str:
         """In words."""
-        return (
-            f"these arrivals (some {self.concurrency} in flight)"
-            if self.by_clock
-            else f"concurrency {self.concurrency}"
-        )
+        if not self.by_clock:
+            return f"concurrency {self.concurrency}"
+        arrivals = self.arrivals.in_words if self.arrivals else "these arrivals"
+        return f"{arrivals} (some {self.concurrency} in flight)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +125,18 @@ class AtTemperature:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredAdvice:
-    """A recommendation; `sha256` is of its file. `break_even`: (concurrency, temperatures where the best crosses 1)."""
+    """A recommendation; `sha256` is of its file, `file` its name, `kept_at` when it was kept, where that says so.
+
+    `break_even`: (concurrency, temperatures where the best crosses 1).
+    """
 
     sha256: str
+    file: str
+    kept_at: str | None
     cost_source: str
     conditions: Mapping[str, Any]
     log_deviation: float
-    largest_batch: int
+    batches: tuple[int, ...]
     run_digest: str
     engine_profile: str
     temperature: float
@@ -139,6 +148,11 @@ class StoredAdvice:
     notices: tuple[Notice, ...]
     undecided: str | None
 
+    @property
+    def is_of_sums(self) -> bool:
+        """Whether its run was made of an engine's sums, which do not tell requests apart."""
+        return has_sums(self.notices)
+
 
 def load_advice(path: Path) -> StoredAdvice:
     """Read a recommendation. Raises SpecprobeError for a file that is none of a version this one knows."""
@@ -146,24 +160,26 @@ def load_advice(path: Path) -> StoredAdvice:
         path, SCHEMA, "name a recommendation, as `specprobe recommend --json` prints it", "recommend again"
     )
     try:
-        return _advice(document, hashlib.sha256(path.read_bytes()).hexdigest())
+        return _advice(document, path)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise SpecprobeError(
             f"{path}: damaged recommendation ({type(error).__name__}: {error}); recommend again"
         ) from None
 
 
-def _advice(document: Mapping[str, Any], sha256: str) -> StoredAdvice:
+def _advice(document: Mapping[str, Any], path: Path) -> StoredAdvice:
     cost, undecided = document["cost"], document["undecided"]
     verdicts = tuple(_verdict(entry) for entry in document["by_concurrency"])
     if not verdicts:
         raise ValueError("no verdict")
     return StoredAdvice(
-        sha256=sha256,
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        file=path.name,
+        kept_at=kept_at(path),
         cost_source=str(document["cost_source"]),
         conditions=dict(cost["conditions"]),
         log_deviation=float(cost["log_deviation"]),
-        largest_batch=int(cost["batches"][-1]),
+        batches=tuple(int(batch) for batch in cost["batches"]),
         run_digest=str(document.get("run_digest", "")),
         engine_profile=str(document["engine_profile"]),
         temperature=float(document["temperature"]),
@@ -193,6 +209,7 @@ def _verdict(entry: Mapping[str, Any]) -> StoredVerdict:
     return StoredVerdict(
         concurrency=int(entry["concurrency"]),
         by_clock=bool(entry["by_clock"]),
+        arrivals=Arrivals(_known(coming["rate"]), coming["trace"]) if (coming := entry.get("arrivals")) else None,
         verdict=entry["verdict"],
         enough_prompts=bool(entry["enough_prompts"]),
         break_even_tokens_per_round=float(entry["break_even_tokens_per_round"]),

@@ -131,11 +131,14 @@ def _sentences(advice: StoredAdvice, verdict: StoredVerdict) -> tuple[str, ...]:
     found = [
         f"Writes {best.tokens_per_round:.2f} tokens per round; "
         f"{verdict.break_even_tokens_per_round:.2f} would break even.",
-        f"{format_percent(best.losing_share)} of requests take longer than without.",
     ]
+    if not advice.is_of_sums:
+        found.append(f"{format_percent(best.losing_share)} of requests take longer than without.")
     if verdict.by_clock:
         found.append("The speed-up is that of the mean request latency.")
-    if not verdict.enough_prompts:
+    if advice.is_of_sums:
+        found.append("Sums over requests have no interval.")
+    elif not verdict.enough_prompts:
         found.append(f"Fewer than {MIN_PROMPTS} prompts never say speculate.")
     if verdict.verdict == "close" and not advice.undecided and best.low is not None:
         narrower = "step times of yours (specprobe calibrate)" if advice.log_deviation else "more prompts"
