@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specprobe.blocks import Block, Column, Figures, Section, Sentence
 from specprobe.notices import inert
-from specprobe.plan import Plan, Step
+from specprobe.plan import Plan, Step, Stopping
 from specprobe.units import format_bytes, format_count, format_seconds
 
 LONGEST = 200
@@ -37,8 +37,19 @@ def render_plan(plan: Plan) -> Block:
         [
             Figures(columns, rows),
             Sentence("in all", f"In all {least}about {format_seconds(plan.seconds)}. {memory}."),
+            *([Sentence("precision", _stopping(plan.stopping))] if plan.stopping else []),
             Sentence("dry run", done),
         ]
+    )
+
+
+def _stopping(stopping: Stopping) -> str:
+    *earlier, last = map(format_count, stopping.looks)
+    if not earlier:
+        return f"--precision {stopping.asked:g}: {last} prompts are too few to stop before the last."
+    return (
+        f"With --precision {stopping.asked:g} that is the most: it looks after {', '.join(earlier)} of {last} prompts, "
+        "and stops where tokens per round is known well enough."
     )
 
 

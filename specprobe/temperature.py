@@ -191,7 +191,8 @@ def intervals_at(acceptance: Acceptance, depths: Sequence[int], *, seed: int = 0
     rounds = acceptance.rounds[:, [depth - 1 for depth in depths]].astype(np.float64)
     emitted = np.broadcast_to(acceptance.emitted_tokens[:, None], rounds.shape).astype(np.float64)
     by_prompt = acceptance.by_prompt
-    intervals = tokens_per_round_intervals(by_prompt(emitted), by_prompt(rounds), level=LEVEL, seed=seed)
+    level = acceptance.interval_level
+    intervals = tokens_per_round_intervals(by_prompt(emitted), by_prompt(rounds), level=level, seed=seed)
     return tuple(
         within_bounds(interval, acceptance.totals(depth).tokens_per_round, depth)
         for interval, depth in zip(intervals, depths, strict=True)
