@@ -73,8 +73,17 @@ class Precision:
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> Precision:
         """Raises KeyError, TypeError or ValueError where that is no such record."""
-        known = {**entry, "reached": tuple(Reached(**one) for one in entry["reached"]), "looks": tuple(entry["looks"])}
-        found = Precision(**known)
+        found = Precision(
+            asked=float(entry["asked"]),
+            reached=tuple(map(_reached_from_json, entry["reached"])),
+            prompts_used=int(entry["prompts_used"]),
+            prompts=int(entry["prompts"]),
+            looks=tuple(map(int, entry["looks"])),
+            looked=int(entry["looked"]),
+            interval_level=float(entry["interval_level"]),
+            seed=int(entry["seed"]),
+            method=str(entry["method"]),
+        )
         if not (0 < found.asked < 1 and LEVEL <= found.interval_level < 1):
             raise ValueError("precision out of range")
         return found
@@ -137,6 +146,18 @@ def reached(result: Acceptance) -> Reached:
         depth=depth,
         within=known[depth],
         prompts=result.num_prompts,
+    )
+
+
+def _reached_from_json(entry: Mapping[str, Any]) -> Reached:
+    return Reached(
+        drafter=str(entry["drafter"]),
+        label=str(entry["label"]),
+        draft_sampling=str(entry["draft_sampling"]),
+        temperature=float(entry["temperature"]),
+        depth=int(entry["depth"]),
+        within=None if entry["within"] is None else float(entry["within"]),
+        prompts=int(entry["prompts"]),
     )
 
 
