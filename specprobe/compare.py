@@ -128,7 +128,7 @@ class ResultContrast:
 
     @property
     def level(self) -> float:
-        """At which differences are judged, so that they hold at LEVEL: that of the run which was looked at more often."""
+        """At which differences are judged so that they hold at LEVEL: that of the run that was looked at more often."""
         return max(self.a.interval_level, self.b.interval_level)
 
     @property

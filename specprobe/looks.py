@@ -9,8 +9,8 @@ correlations sqrt(n_j / n_k), and the bound b with
     P(|Z_k| <= b at every look) = 0.9
 
 follows from one integral for each look (Armitage, McPherson & Rowe, Repeated significance tests on accumulating data,
-J. R. Statist. Soc. A 132, 1969). The same b at every look is Pocock's choice (Biometrika 64, 1977). Each look's interval
-is made at the level P(|Z| <= b), by the bootstrap-t of `specprobe.interval`.
+J. R. Statist. Soc. A 132, 1969). The same b at every look is Pocock's choice (Biometrika 64, 1977). Each look's
+interval is made at the level P(|Z| <= b), by the bootstrap-t of `specprobe.interval`.
 """
 
 from __future__ import annotations

@@ -196,8 +196,8 @@ def _within_of_nothing(prompts: int, depth: int, error: float) -> float:
     """By how much tokens per round may exceed 1 where no prompt had anything accepted, and no spread is seen.
 
     A share q of prompts in which drafts are accepted stays unseen with probability (1 - q)^prompts, which is `error` at
-    the largest q that is to be reckoned with (the rule of three; Clopper & Pearson, Biometrika 26, 1934). If these wrote
-    their share of the tokens in rounds of depth + 1, the best there is:
+    the largest q that is to be reckoned with (the rule of three; Clopper & Pearson, Biometrika 26, 1934). If these
+    wrote their share of the tokens in rounds of depth + 1, the best there is:
     """
     unseen = 1 - error ** (1 / prompts)
     return 1 / (1 - unseen * depth / (depth + 1)) - 1

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 
 from specprobe.acceptance import Acceptance, drafter_label
-from specprobe.interval import LEVEL, Interval, interval_json, tokens_per_round_intervals
+from specprobe.interval import Interval, interval_json, tokens_per_round_intervals
 
 # Grid points per unit of temperature: steps of 0.05.
 STEPS_PER_UNIT = 20

@@ -105,7 +105,7 @@ def test_same_seed_same_order():
     prompts = [Prompt(i, "log", i, "prompt", text="x" * (i % 17)) for i in range(100)]
     orders = [plan_looks(prompts, 0.05, logged=False, step=64, seed=seed).order for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
-    assert set(orders[0]) == set(orders[2]) == set(prompts)
+    assert set(map(id, orders[0])) == set(map(id, orders[2])) == set(map(id, prompts))
 
 
 def test_kinds_are_quarters_by_length_within_groups():
@@ -198,7 +198,7 @@ def test_where_all_prompts_are_alike_the_first_look_is_enough(capsys):
     found = stopping(document)
     assert (found["prompts_used"], found["prompts"], found["looked"]) == (FIRST_LOOK, 300, 1)
     assert found["looks"] == [64, 128, 300]
-    assert [one["within"] for one in found["reached"]] == [0, 0]
+    assert [one["within"] for one in found["reached"]] == pytest.approx([0, 0], abs=1e-12)
     assert document["workload"]["prompts"] == len(document["responses"][0]["ids"]) == FIRST_LOOK
     assert document["workload"]["rows"] == 300
     assert "look 1 of 3, 64 of 300 prompts" in err
@@ -259,7 +259,9 @@ def test_groups_are_drawn_in_proportion(capsys):
 
 
 def test_prompts_without_an_answer_come_last(capsys):
-    rows = [row if i % 10 == 0 else {"id": i, "prompt_token_ids": [1, 2]} for i, row in enumerate(map(alike, range(1000)))]
+    rows = [
+        row if i % 10 == 0 else {"id": i, "prompt_token_ids": [1, 2]} for i, row in enumerate(map(alike, range(1000)))
+    ]
     document, _ = analyze(capsys, write("log.jsonl", rows), "--responses", "logged", "--precision", "0.01")
     assert (stopping(document)["prompts_used"], stopping(document)["prompts"]) == (64, 100)
     few, _ = analyze(capsys, write("few.jsonl", rows[:500]), "--responses", "logged", "--precision", "0.01")
@@ -284,15 +286,18 @@ def test_responses_without_a_round_are_not_known_at_all(capsys):
 
 
 def test_the_drafter_that_never_drafts_does_not_stop_it_too_early(capsys):
-    rows = [{"id": i, "prompt_token_ids": [40 * i + 5], "output_token_ids": [40 * i + j for j in range(6, 30)]} for i in range(500)]
+    rows = [
+        {"id": i, "prompt_token_ids": [40 * i + 5], "output_token_ids": [40 * i + j for j in range(6, 30)]}
+        for i in range(500)
+    ]
     used = {}
-    for asked in (0.2, 0.05, 0.02):
+    for asked in (0.2, 0.03, 0.02):
         document, _ = analyze(
             capsys, write("log.jsonl", rows), "--precision", str(asked), "--drafter", "ngram", "--engine", "vllm-v1"
         )
         assert document["results"][0]["depths"][-1]["drafted_tokens"] == 0
         used[asked] = stopping(document)["prompts_used"]
-    assert used == {0.2: 64, 0.05: 128, 0.02: 256}
+    assert used == {0.2: 64, 0.03: 128, 0.02: 256}
 
 
 # Generated responses
@@ -311,7 +316,9 @@ def test_no_response_is_generated_twice(capsys, model, monkeypatch):
 
     rows = []
     decode = generate._decode
-    monkeypatch.setattr(generate, "_decode", lambda t, r, s: rows.extend(row.request.key for row in r) or decode(t, r, s))
+    monkeypatch.setattr(
+        generate, "_decode", lambda t, r, s: rows.extend(row.request.key for row in r) or decode(t, r, s)
+    )
     document, _ = analyze(capsys, *generated(model, "--precision", "0.0001"))
     assert stopping(document)["looks"] == [64, 100]
     assert stopping(document)["looked"] == 2
@@ -336,9 +343,9 @@ def test_an_interrupted_run_goes_on_to_the_same_document(capsys, model, monkeypa
             raise KeyboardInterrupt
         append(self, *one)
 
-    monkeypatch.setattr(store.SettingsStore, "append", interrupted)
-    assert run_command(["analyze", *arguments, "--json"]) == 130
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(store.SettingsStore, "append", interrupted)
+        assert run_command(["analyze", *arguments, "--json"]) == 130
     capsys.readouterr()
     again, _ = analyze(capsys, *arguments)
     assert again == whole
@@ -386,7 +393,9 @@ def test_intervals_of_a_run_that_is_read_again_hold_at_every_look(capsys):
     assert run.precision.to_json() == stopping(document)
     (result,) = run.results
     assert result.interval_level == run.precision.interval_level > LEVEL
-    counts = [np.broadcast_to(c, result.rounds.shape).astype(float) for c in (result.emitted_tokens[:, None], result.rounds)]
+    counts = [
+        np.broadcast_to(c, result.rounds.shape).astype(float) for c in (result.emitted_tokens[:, None], result.rounds)
+    ]
     for depth, alone in enumerate(tokens_per_round_intervals(*counts), 1):
         shown = document["results"][0]["depths"][depth - 1]["interval"]
         (again,) = intervals_at(result, [depth])
@@ -445,8 +454,8 @@ def test_the_words_name_what_is_known_least_of_many():
         }  # fmt: skip
 
     record = {
-        "asked": 0.05, "reached": [one("ngram", 0, 0.0461), one("suffix", 0, None)], "prompts_used": 64, "prompts": 4000,
-        "looks": [64, 4000], "looked": 1, "interval_level": 0.94, "seed": 0, "method": "x",
+        "asked": 0.05, "reached": [one("ngram", 0, 0.0461), one("suffix", 0, None)], "prompts_used": 64,
+        "prompts": 4000, "looks": [64, 4000], "looked": 1, "interval_level": 0.94, "seed": 0, "method": "x",
     }  # fmt: skip
     assert precision_in_words(Precision.from_json(record)) == (
         "used 64 of 4,000 prompts: tokens per round of ngram is known within 4.6 %, of suffix not at all; asked 5.0 %. "
@@ -454,8 +463,8 @@ def test_the_words_name_what_is_known_least_of_many():
     )
     record["reached"] = [one("ngram", t / 10, 0.01 * t) for t in range(1, 7)]
     assert look_in_words(Precision.from_json(record)) == (
-        "look 1 of 2, 64 of 4,000 prompts: tokens per round of 6 results is known within 6.0 %, of ngram at temperature "
-        "0.6 least well; asked 5.0 %: going on"
+        "look 1 of 2, 64 of 4,000 prompts: tokens per round of 6 results is known within 6.0 %, of ngram at "
+        "temperature 0.6 least well; asked 5.0 %: going on"
     )
 
 

@@ -4,7 +4,7 @@
 
 Each repeat draws a log from a large population and goes through it as `analyze` does: in its stratified random order,
 with its looks, its bootstrap-t and its measure of precision. Rules differ in the level of each look's interval. Seeds
-are fixed, so the same numbers come out again (with the same numpy). Ten to twenty minutes for each scenario on one core.
+are fixed, so the same numbers come out again (with the same numpy).
 """
 
 from __future__ import annotations
@@ -228,8 +228,8 @@ def main() -> None:
     options = parser.parse_args()
     sizes = look_sizes(options.prompts)
     error = 100 * np.sqrt(LEVEL * (1 - LEVEL) / options.repeats)
-    print(f"{options.repeats} repeats, looks at {sizes}, {100 * options.asked:g} % asked; standard error {error:.1f} points")
-    print("\n| prompts | rule | holds the traffic's, % | holds the log's own, % | prompts used | stopped early, % | bias, % |")
+    print(f"{options.repeats} repeats, looks at {sizes}, {100 * options.asked:g} % asked; {error:.1f} points of error")
+    print("\n| prompts | rule | holds the traffic's, % | the log's, % | prompts used | stopped early, % | bias, % |")
     print("| --- | --- | --: | --: | --: | --: | --: |")
     for name in options.scenario or known:
         for rule, found in simulate(known[name], options.repeats, options.prompts, options.asked, RULES).items():
