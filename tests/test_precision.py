@@ -1,6 +1,7 @@
 """`--precision`: the order of the prompts, the looks, where it stops, and that what it says then holds."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from specprobe.prompt import Message, Prompt
 from specprobe.run_document import load_run
 from specprobe.strata import kinds_of, stratified_order
 from specprobe.temperature import intervals_at
-from tests.studies.precision import RULES, scenarios, simulate
+from tests.studies.precision import intervals_of, scenarios, simulate
 
 
 @pytest.fixture(autouse=True)
@@ -483,11 +484,21 @@ def test_the_project_can_ask_for_it(capsys):
 # That the interval at the stop holds: `python -m tests.studies.precision` has the table of docs/reliability.md.
 
 
+def test_the_study_makes_the_intervals_that_a_run_makes():
+    rng = np.random.default_rng(2)
+    depth, levels = 3, (0.9, 0.97)
+    result = sim.acceptance(rng, *sim.draw_prompts(rng, 70), depth=depth)
+    counts = np.stack([result.emitted_tokens, result.rounds[:, -1]], axis=1).astype(float)
+    for level, one in zip(levels, intervals_of(counts, depth, levels), strict=True):
+        (again,) = intervals_at(replace(result, interval_level=level), [depth])
+        assert (one.point, one.low, one.high) == pytest.approx((again.point, again.low, again.high))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in scenarios() if "file order" not in name])
 def test_the_interval_at_the_stop_covers(name):
     repeats, rule = 300, "repeated intervals"
-    stops = simulate(scenarios()[name], repeats, 1000, 0.08, {rule: RULES[rule]})[rule]
+    stops = simulate(scenarios()[name], repeats, 1000, 0.08)[rule]
     slack = 3 * np.sqrt(LEVEL * (1 - LEVEL) / repeats)
     assert np.mean([stop.holds_traffic for stop in stops]) >= LEVEL - slack
     assert np.mean([stop.holds_log for stop in stops]) >= LEVEL - slack
@@ -495,6 +506,5 @@ def test_the_interval_at_the_stop_covers(name):
 
 @pytest.mark.slow
 def test_from_the_top_of_a_log_that_is_sorted_it_would_not_cover():
-    rule = "repeated intervals"
-    stops = simulate(scenarios()["groups, in file order"], 100, 1000, 0.15, {rule: RULES[rule]})[rule]
+    stops = simulate(scenarios()["groups, in file order"], 100, 1000, 0.15)["repeated intervals"]
     assert np.mean([stop.holds_log for stop in stops]) < 0.5

@@ -10,23 +10,22 @@ are fixed, so the same numbers come out again (with the same numpy).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from specprobe.acceptance import Acceptance
-from specprobe.interval import LEVEL
+from specprobe import interval
+from specprobe.interval import LEVEL, Interval
 from specprobe.looks import interval_level, look_sizes
-from specprobe.precision import reached
 from specprobe.strata import LENGTH_CLASSES, stratified_order
-from specprobe.temperature import intervals_at
+from specprobe.temperature import within_bounds
 from tests.test_interval import SCENARIOS, workload
 
-Counts = NDArray[np.float64]
+Floats = NDArray[np.float64]
 Levels = Callable[[tuple[int, ...]], Sequence[float]]
 
 POPULATION = 100_000
@@ -37,7 +36,7 @@ GROUPS = 12
 class Log:
     """Emitted tokens and rounds of each prompt, [N, 2], its kind [N], and the ratios of the population and the log."""
 
-    counts: Counts
+    counts: Floats
     kinds: NDArray[np.intp]
     depth: int
     of_traffic: float
@@ -50,16 +49,20 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Where one repeat ended under one rule, and whether its interval held the traffic's ratio and the log's own."""
+    """Where one repeat ended under one rule, and whether its interval held the traffic's ratio and the log's own.
+
+    `holds_at_every_look`: the traffic's, also at the looks after it, so whatever the reason to stop might have been.
+    """
 
     prompts: int
     is_early: bool
     holds_traffic: bool
     holds_log: bool
     error: float
+    holds_at_every_look: bool = True
 
 
-def ratio(counts: Counts) -> float:
+def ratio(counts: Floats) -> float:
     return float(counts[:, 0].sum() / counts[:, 1].sum())
 
 
@@ -97,7 +100,7 @@ RULES: dict[str, Levels] = {
 }
 
 
-def kinds_of(groups: NDArray[np.intp], lengths: Counts) -> NDArray[np.intp]:
+def kinds_of(groups: NDArray[np.intp], lengths: Floats) -> NDArray[np.intp]:
     """As `specprobe.strata` makes them: quarters by length within groups."""
     kinds = np.zeros(len(groups), dtype=np.intp)
     for group in np.unique(groups):
@@ -118,7 +121,7 @@ def draw_log(scenario: str, prompts: int, rng: np.random.Generator) -> Log:
 
 
 @cache
-def populations(scenario: str) -> Counts:
+def populations(scenario: str) -> Floats:
     return workload(np.random.default_rng(1), POPULATION, scenario)
 
 
@@ -141,39 +144,48 @@ def draw_grouped_log(prompts: int, rng: np.random.Generator) -> Log:
     return Log(counts, kinds_of(groups, counts[:, 0] * rng.lognormal(0.0, 1.0, prompts)), 8, traffic[0] / traffic[1])
 
 
-def result_of(counts: Counts, depth: int, level: float) -> Acceptance:
-    """Counts of the deepest depth alone."""
-    size = len(counts)
-    rounds, positions = np.zeros((size, depth)), np.zeros((size, depth, depth))
-    rounds[:, -1] = counts[:, 1]
-    accepted = positions.copy()
-    accepted[:, -1, 0] = counts[:, 0] - counts[:, 1]
-    output = counts[:, 0].astype(np.int32) + 1
-    ids = tuple(range(size))
-    return Acceptance(
-        "x", {}, True, 0.0, "sampled", ids, output, rounds, positions, positions, accepted,
-        prompts=np.arange(size, dtype=np.int32), first_depth=depth, interval_level=level,
-    )  # fmt: skip
+@cache
+def weights(size: int) -> Floats:
+    """Resamples, drawn once for each number of prompts, as the same seed draws them anew in each run."""
+    return interval._weights(size, np.random.default_rng(0))
 
 
-def stops(log: Log, order: NDArray[np.intp], levels: Sequence[float], sizes: Sequence[int], asked: float) -> Stop:
-    """Where a run of this log stops with each look at its level."""
-    for size, level in zip(sizes, levels, strict=True):
-        result = result_of(log.counts[order[:size]], log.depth, level)
-        if reached(result).is_within(asked) or size == sizes[-1]:
-            (interval,) = intervals_at(result, [log.depth])
-            held = [interval is not None and interval.low <= x <= interval.high for x in (log.of_traffic, log.own)]
-            return Stop(size, size < sizes[-1], held[0], held[1], ratio(log.counts[order[:size]]) / log.of_traffic - 1)
-    raise AssertionError("the last look ends it")
+def intervals_of(counts: Floats, depth: int, levels: Sequence[float]) -> list[Interval | None]:
+    """What `specprobe.temperature.intervals_at` gives at each of the levels, from one set of resamples."""
+    emitted, rounds = counts.T
+    units = interval._merged(np.stack([emitted - rounds, rounds], axis=1), np.random.default_rng(0))[:, None, :]
+    scaled, steps = interval._scaled(interval.ratio, "log"), interval._steps(units)
+    with np.errstate(all="ignore"):
+        center, linear_error = interval._estimate(np.ones((1, len(units))), units, scaled, steps)
+        error = interval._jackknife_error(units, scaled, linear_error)
+        resampled, errors = interval._estimate(weights(len(units)), units, scaled, steps)
+        deviates = (resampled - center) / errors
+    point = ratio(counts)
+    found = []
+    for level in levels:
+        one = interval._interval(center[0, 0], error[0], deviates[:, 0], len(units), level, "log", 0.0)
+        moved = one and replace(one, point=1 + one.point, low=1 + one.low, high=1 + one.high)
+        found.append(within_bounds(moved, point, depth))
+    return found
 
 
-def holds_at_every_look(log: Log, order: NDArray[np.intp], level: float, sizes: Sequence[int]) -> bool:
-    """Whoever stops as soon as the interval leaves out the truth would find it left out."""
-    for size in sizes:
-        (interval,) = intervals_at(result_of(log.counts[order[:size]], log.depth, level), [log.depth])
-        if interval is None or not interval.low <= log.of_traffic <= interval.high:
-            return False
-    return True
+def looks_at(log: Log, order: NDArray[np.intp], levels: dict[str, Sequence[float]], asked: float) -> dict[str, Stop]:
+    """Where a run of this log stops by each rule, and whether its intervals hold the truth at every look."""
+    found: dict[str, Stop] = {}
+    always = dict.fromkeys(levels, True)
+    sizes = look_sizes(len(order))
+    for number, size in enumerate(sizes):
+        counts = log.counts[order[:size]]
+        point = ratio(counts)
+        for rule, one in zip(
+            levels, intervals_of(counts, log.depth, [of[number] for of in levels.values()]), strict=True
+        ):
+            holds = [one is not None and one.low <= truth <= one.high for truth in (log.of_traffic, log.own)]
+            always[rule] = always[rule] and holds[0]
+            is_tight = one is not None and max(one.high - point, point - one.low) <= asked * point
+            if rule not in found and (is_tight or size == sizes[-1]):
+                found[rule] = Stop(size, size < sizes[-1], *holds, point / log.of_traffic - 1)
+    return {rule: replace(stop, holds_at_every_look=always[rule]) for rule, stop in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,56 +204,45 @@ def scenarios() -> dict[str, Scenario]:
 
 
 def simulate(
-    scenario: Scenario, repeats: int, prompts: int, asked: float, rules: dict[str, Levels], seed: int = 7
+    scenario: Scenario, repeats: int, prompts: int, asked: float, rules: dict[str, Levels] = RULES, seed: int = 7
 ) -> dict[str, list[Stop]]:
     """Every rule on the same logs in the same orders."""
-    sizes = look_sizes(prompts)
-    found: dict[str, list[Stop]] = {name: [] for name in rules}
-    for log, order in drawn(scenario, repeats, prompts, seed):
-        for name, levels in rules.items():
-            found[name].append(stops(log, order, levels(sizes), sizes, asked))
+    levels = {rule: of_looks(look_sizes(prompts)) for rule, of_looks in rules.items()}
+    rng = np.random.default_rng(seed)
+    found: dict[str, list[Stop]] = {rule: [] for rule in rules}
+    for repeat in range(repeats):
+        log = scenario.draw(prompts, rng)
+        order = np.arange(prompts) if scenario.in_file_order else stratified_order(log.kinds, repeat)
+        for rule, stop in looks_at(log, order, levels, asked).items():
+            found[rule].append(stop)
     return found
 
 
-def drawn(scenario: Scenario, repeats: int, prompts: int, seed: int) -> Iterator[tuple[Log, NDArray[np.intp]]]:
-    rng = np.random.default_rng(seed)
-    for repeat in range(repeats):
-        log = scenario.draw(prompts, rng)
-        yield log, np.arange(prompts) if scenario.in_file_order else stratified_order(log.kinds, repeat)
-
-
 def row(name: str, rule: str, found: Sequence[Stop]) -> str:
-    used = np.array([stop.prompts for stop in found])
-    shares = [np.mean([getattr(stop, key) for stop in found]) for key in ("holds_traffic", "holds_log", "is_early")]
-    bias = 100 * np.mean([stop.error for stop in found])
-    told = [f"{100 * share:.1f}" for share in shares]
-    return f"| {name} | {rule} | {told[0]} | {told[1]} | {used.mean():,.0f} | {told[2]} | {bias:+.2f} |"
+    keys = ("holds_traffic", "holds_log", "holds_at_every_look", "is_early")
+    traffic, log, always, early = (f"{100 * np.mean([getattr(stop, key) for stop in found]):.1f}" for key in keys)
+    used, bias = np.mean([stop.prompts for stop in found]), 100 * np.mean([stop.error for stop in found])
+    return f"| {name} | {rule} | {traffic} | {log} | {always} | {used:,.0f} | {early} | {bias:+.2f} |"
 
 
 def main() -> None:
     known = scenarios()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenario", nargs="*", choices=[*known, []], help="default: all")
+    parser.add_argument("scenario", nargs="*", help=f"of {', '.join(known)}; default: all")
     parser.add_argument("--repeats", type=int, default=1000)
     parser.add_argument("--asked", type=float, default=0.05)
     parser.add_argument("--prompts", type=int, default=4000)
     options = parser.parse_args()
     sizes = look_sizes(options.prompts)
     error = 100 * np.sqrt(LEVEL * (1 - LEVEL) / options.repeats)
-    print(f"{options.repeats} repeats, looks at {sizes}, {100 * options.asked:g} % asked; {error:.1f} points of error")
-    print("\n| prompts | rule | holds the traffic's, % | the log's, % | prompts used | stopped early, % | bias, % |")
-    print("| --- | --- | --: | --: | --: | --: | --: |")
+    print(
+        f"{options.repeats} repeats, looks at {sizes}, {100 * options.asked:g} % asked; {error:.1f} points of error\n"
+    )
+    print("| prompts | rule | holds the traffic's, % | the log's, % | at every look, % | used | early, % | bias, % |")
+    print("| --- | --- | --: | --: | --: | --: | --: | --: |")
     for name in options.scenario or known:
-        for rule, found in simulate(known[name], options.repeats, options.prompts, options.asked, RULES).items():
+        for rule, found in simulate(known[name], options.repeats, options.prompts, options.asked).items():
             print(row(name, rule, found), flush=True)
-    print("\n| prompts | repeated intervals hold the traffic's at every look, % |\n| --- | --: |")
-    for name in options.scenario or known:
-        if known[name].in_file_order:
-            continue
-        level = repeated(sizes)[0]
-        logs = drawn(known[name], options.repeats, options.prompts, 11)
-        held = [holds_at_every_look(log, order, level, sizes) for log, order in logs]
-        print(f"| {name} | {100 * np.mean(held):.1f} |", flush=True)
 
 
 if __name__ == "__main__":
