@@ -19,18 +19,19 @@ def precision_in_words(precision: Precision) -> str:
 
 
 def look_in_words(precision: Precision) -> str:
-    """The line of progress after one of the looks but the last."""
+    """The line of progress after one of the looks but the last: the result that is known least."""
     used, there = format_count(precision.prompts_used), format_count(precision.prompts)
     then = "enough" if precision.is_reached else "going on"
-    which = f"look {precision.looked} of {len(precision.looks)}, {used} of {there} prompts"
-    return f"{which}: {_known(precision)}; asked {format_percent(precision.asked)}: {then}"
+    several = len({one.temperature for one in precision.reached}) > 1
+    least = max(precision.reached, key=_distance)
+    return f"{used} of {there} prompts: {_name(least, several)} known {_share(least)}: {then}"
 
 
 def _known(precision: Precision) -> str:
     """`tokens per round of ngram is known within 4.6 %, of suffix within 3.9 %`."""
     several = len({one.temperature for one in precision.reached}) > 1
     if len(precision.reached) > MOST_TOLD:
-        least = max(precision.reached, key=lambda one: float("inf") if one.within is None else one.within)
+        least = max(precision.reached, key=_distance)
         count = len(precision.reached)
         return f"tokens per round of {count} results is known {_share(least)}, of {_name(least, several)} least well"
     first, *others = precision.reached
@@ -40,6 +41,10 @@ def _known(precision: Precision) -> str:
 
 def _name(one: Reached, names_temperature: bool) -> str:
     return inert(one.label, 60) + (f" at temperature {one.temperature:g}" if names_temperature else "")
+
+
+def _distance(one: Reached) -> float:
+    return float("inf") if one.within is None else one.within
 
 
 def _share(one: Reached) -> str:

@@ -202,8 +202,8 @@ def test_where_all_prompts_are_alike_the_first_look_is_enough(capsys):
     assert [one["within"] for one in found["reached"]] == pytest.approx([0, 0], abs=1e-12)
     assert document["workload"]["prompts"] == len(document["responses"][0]["ids"]) == FIRST_LOOK
     assert document["workload"]["rows"] == 300
-    assert "look 1 of 3, 64 of 300 prompts" in err
-    assert "look 2" not in err
+    assert "known within 0.0 %: enough" in err
+    assert "128 of 300" not in err
 
 
 def test_a_finer_precision_never_takes_fewer_prompts(capsys):
@@ -215,7 +215,7 @@ def test_a_finer_precision_never_takes_fewer_prompts(capsys):
         used.append(found["prompts_used"])
         (one,) = found["reached"]
         assert (one["within"] <= asked) == (found["prompts_used"] < 500)
-        assert err.count("look ") == found["looked"] - (found["prompts_used"] == 500)
+        assert err.count(" of 500 prompts") == found["looked"] - (found["prompts_used"] == 500)
         codes = {warning["code"] for warning in document["warnings"]}
         assert ("precision_not_reached" in codes) == (found["prompts_used"] == 500)
     assert used == sorted(used)
@@ -283,7 +283,7 @@ def test_responses_without_a_round_are_not_known_at_all(capsys):
     document, err = analyze(capsys, write("log.jsonl", rows), "--precision", "0.5", "--drafter", "ngram")
     assert stopping(document)["prompts_used"] == 100
     assert stopping(document)["reached"][0]["within"] is None
-    assert "tokens per round of ngram is known not at all" in err
+    assert "64 of 100 prompts: ngram known not at all: going on" in err
 
 
 def test_the_drafter_that_never_drafts_does_not_stop_it_too_early(capsys):
@@ -444,7 +444,7 @@ def test_people_are_told(capsys):
         assert "of 500 prompts: tokens per round of ngram is known within" in told
         assert "asked 12.0 %. Intervals are widened for 4 looks." in told
         assert "its shared tree saw" in told or "--details" in told
-        assert "look 1 of 4, 64 of 500 prompts" in err
+        assert "64 of 500 prompts: " in err
 
 
 def test_the_words_name_what_is_known_least_of_many():
@@ -463,9 +463,10 @@ def test_the_words_name_what_is_known_least_of_many():
         "Intervals are widened for 2 looks."
     )
     record["reached"] = [one("ngram", t / 10, 0.01 * t) for t in range(1, 7)]
-    assert look_in_words(Precision.from_json(record)) == (
-        "look 1 of 2, 64 of 4,000 prompts: tokens per round of 6 results is known within 6.0 %, of ngram at "
-        "temperature 0.6 least well; asked 5.0 %: going on"
+    told = look_in_words(Precision.from_json(record))
+    assert told == "64 of 4,000 prompts: ngram at temperature 0.6 known within 6.0 %: going on"
+    assert "6 results is known within 6.0 %, of ngram at temperature 0.6 least well; asked" in precision_in_words(
+        Precision.from_json(record)
     )
 
 
