@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specprobe.entropy import EntropyQuartile
+from specprobe.interval import LEVEL
 
 Counts = NDArray[np.int32] | NDArray[np.float64]
 Count = int | float
@@ -51,7 +52,8 @@ class Acceptance:
     P counts responses; `prompts` [P] says which are to the same prompt (None: each to its own), since these are no
     independent evidence. `expectation`: where the target's distribution is known. `by_entropy`: draft tokens at the
     largest depth by the target's entropy there. `first_depth`: depths below it were not counted, since an engine ran
-    at that of its own only; their counts are 0.
+    at that of its own only; their counts are 0. `interval_level`: at which intervals over these prompts are made so
+    that they cover at LEVEL, which takes more where prompts were looked at several times (see `specprobe.looks`).
     """
 
     drafter: str
@@ -71,6 +73,7 @@ class Acceptance:
     expectation: Expectation | None = None
     by_entropy: tuple[EntropyQuartile, ...] | None = None
     first_depth: int = 1
+    interval_level: float = LEVEL
 
     def by_prompt(self, counts: NDArray[Any]) -> NDArray[Any]:
         """Counts [P, ...] summed over the responses to each prompt: the independent units of an interval."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,14 +18,18 @@ from specprobe.entropy import summarize_entropy
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.options import AnalyzeOptions, check_depth_fits
+from specprobe.precision import Looks, Precision, plan_looks, precision_notices
+from specprobe.precision_report import look_in_words
 from specprobe.profiles import DraftSampling, Profile, other_ngram_runner, outside_known_versions, resolve_profile
 from specprobe.progress import Stages
-from specprobe.responses import Origin, Sources, context_limit, get_responses, open_origin
+from specprobe.prompt import Prompt
+from specprobe.responses import Origin, Sources, check_complete, context_limit, get_responses, open_origin
 from specprobe.run import ResponseRecord, Run
 from specprobe.sources import file_hashes
 from specprobe.trajectories import TrajectorySet
 from specprobe.trajectory import prompt_numbers
 from specprobe.workload import Workload, read_workload
+from specprobe.writing import WINDOW_BATCHES
 
 if TYPE_CHECKING:
     from specprobe.store import TrajectoryStore
@@ -47,47 +51,116 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
     if max_model_len is not None:
         check_depth_fits(options.depth, max_model_len)
     samplings = _draft_samplings(options, profile, origin, model_free=model_free)
-    context = DraftContext(
-        target=origin.target,
-        tokenizer=origin.tokenizer,
-        options=options.load,
-        profile=profile,
-        depth=options.depth,
-        sampled="sampled" in samplings,
-        greedy="greedy" in samplings,
-        temperatures=origin.temperatures,
-        distribution=_distribution(origin),
-        elsewhere=origin.elsewhere is not None,
-    )
-    # What does not fit is refused before hours go into responses.
-    opened = open_all(drafters, context)
-    sources = get_responses(origin, options, stages, store)
-    if context.distribution is not None and not sources.is_of_target:
-        context.distribution.disown()
-    results, drafter_notices = replay_all(
-        opened,
-        [found.trajectories for found in sources.sets],
-        context,
-        samplings,
-        Limits(
-            max_model_len,
-            _end_ids(sources),
-            _response_limit(options, origin) if profile.drafts_within_request else None,
-        ),
-        stages,
-    )
+    setup = _Setup(options, profile, tuple(drafters), samplings, max_model_len, stages, store)
+    looks = planned_looks(options, origin.requests.prompts, logged=origin.mode == "logged")
+    look, precision = _stopping_look(looks, origin, setup)
+    sources, results = look.sources, look.results
     return Run(
         workload=_workload_record(options, workload, files, sources),
         target=origin.record,
         engine_profile=profile.name,
-        settings=_settings_record(options, profile, sources, samplings, max_model_len),
+        settings=_settings_record(setup, sources, precision),
         responses=tuple(
             _responses_record(trajectories, temperature, origin, include_text=options.include_text)
             for trajectories, temperature in zip(sources.sets, origin.temperatures, strict=True)
         ),
         results=tuple(sorted(results, key=lambda r: (origin.temperatures.index(r.temperature), r.adoption))),
-        notices=(*_all_notices(options, profile, workload, sources, results), *drafter_notices),
+        notices=(
+            *_all_notices(options, profile, workload, sources, results),
+            *look.notices,
+            *(precision_notices(precision) if precision else ()),
+        ),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Setup:
+    """What is the same at every look."""
+
+    options: AnalyzeOptions
+    profile: Profile
+    drafters: tuple[Parsed, ...]
+    samplings: tuple[DraftSampling, ...]
+    max_model_len: int | None
+    stages: Stages
+    store: TrajectoryStore | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Look:
+    """The responses to some prompts, and what every drafter did on them."""
+
+    sources: Sources
+    results: tuple[Acceptance, ...]
+    notices: tuple[Notice, ...]
+
+
+def planned_looks(options: AnalyzeOptions, prompts: Sequence[Prompt], *, logged: bool) -> Looks:
+    """One look at everything, or, where a precision is asked for, looks at more and more of the prompts.
+
+    What is generated goes through the target in windows of batches, which later looks leave as they are.
+    """
+    step = 1 if logged else WINDOW_BATCHES * options.batch_size
+    return plan_looks(prompts, options.precision, logged=logged, step=step, seed=options.seed)
+
+
+def _stopping_look(looks: Looks, origin: Origin, setup: _Setup) -> tuple[_Look, Precision | None]:
+    """The first look at which everything is known well enough, or the last one."""
+    for size in looks.sizes[:-1]:
+        look = _look(looks, size, origin, setup)
+        precision = looks.precision(look.results, size) if look else None
+        if look and precision:
+            setup.stages.say(look_in_words(precision))
+            if precision.is_reached:
+                return look, precision
+    size = looks.sizes[-1]
+    look = _look(looks, size, origin, setup)
+    assert look is not None, "what is missing at the last look is refused"
+    return look, looks.precision(look.results, size)
+
+
+def _look(looks: Looks, size: int, origin: Origin, setup: _Setup) -> _Look | None:
+    """Responses to `size` prompts, replayed with every drafter; None where a temperature has no response among them.
+
+    What is missing at the last look is refused.
+    """
+    options, is_last = setup.options, size == looks.sizes[-1]
+    if looks.asked is not None:
+        origin = replace(origin, requests=origin.requests.of(looks.prompts_at(size)))
+    context = DraftContext(
+        target=origin.target,
+        tokenizer=origin.tokenizer,
+        options=options.load,
+        profile=setup.profile,
+        depth=options.depth,
+        sampled="sampled" in setup.samplings,
+        greedy="greedy" in setup.samplings,
+        temperatures=origin.temperatures,
+        distribution=_distribution(origin),
+        elsewhere=origin.elsewhere is not None,
+    )
+    # What does not fit is refused before hours go into responses.
+    opened = open_all(setup.drafters, context)
+    sources = get_responses(origin, options, setup.stages, setup.store)
+    if not is_last and not sources.is_complete:
+        return None
+    check_complete(sources)
+    if context.distribution is not None and not sources.is_of_target:
+        context.distribution.disown()
+    results, notices = replay_all(
+        opened,
+        [found.trajectories for found in sources.sets],
+        context,
+        setup.samplings,
+        Limits(
+            setup.max_model_len,
+            _end_ids(sources),
+            _response_limit(options, origin) if setup.profile.drafts_within_request else None,
+        ),
+        setup.stages,
+        keeps_target=not is_last,
+    )
+    return _Look(sources, tuple(replace(one, interval_level=looks.interval_level) for one in results), notices)
 
 
 def _end_ids(sources: Sources) -> tuple[int, ...]:
@@ -229,14 +302,9 @@ def _workload_record(
     }
 
 
-def _settings_record(
-    options: AnalyzeOptions,
-    profile: Profile,
-    sources: Sources,
-    samplings: Sequence[DraftSampling],
-    max_model_len: int | None,
-) -> dict[str, Any]:
+def _settings_record(setup: _Setup, sources: Sources, precision: Precision | None) -> dict[str, Any]:
     """What has to be the same for two runs to be comparable, beside workload, target and engine rules."""
+    options, profile = setup.options, setup.profile
     generation = {}
     if sources.origin.mode == "generated":
         generation = {
@@ -254,19 +322,20 @@ def _settings_record(
         "processors": asdict(options.processors),
         "processing_order": list(profile.processing.order),
         "engine": options.engine,
-        "draft_samplings": list(samplings),
+        "draft_samplings": list(setup.samplings),
         "draft_rules": {
             "one_hot": "p(draft)",
             "sampled": profile.sampled_drafts,
             "lossy_not_replayed": list(profile.lossy),
         },
-        "max_model_len": max_model_len,
+        "max_model_len": setup.max_model_len,
         "tokenizer": asdict(sources.origin.tokenizer.record) if sources.origin.tokenizer else None,
         "first_turn": options.read.first_turn,
         "dedupe": options.read.dedupe,
         "max_prompts": options.read.max_prompts,
         **({"in_flight": options.in_flight} if options.in_flight > 1 else {}),
         **generation,
+        **({"precision": precision.to_json()} if precision else {}),
     }
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from specprobe.defaults import SMALLEST_TEMPERATURE
 from specprobe.errors import SpecprobeError
@@ -43,6 +43,23 @@ class RequestSets:
     sets: tuple[RequestSet, ...]
     refused: int = 0
     notices: tuple[Notice, ...] = ()
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Each prompt that occurs, once."""
+        return list({id(prompt): prompt for group in self.sets for prompt in group.prompts}.values())
+
+    def of(self, prompts: Sequence[Prompt]) -> RequestSets:
+        """The requests of these prompts alone, in their order."""
+        places = {id(prompt): place for place, prompt in enumerate(prompts)}
+        return replace(self, sets=tuple(_in_places(group, places) for group in self.sets))
+
+
+def _in_places(group: RequestSet, places: Mapping[int, int]) -> RequestSet:
+    asked = {id(prompt): ask for prompt, ask in zip(group.prompts, group.asked, strict=True)}
+    there = [prompt for prompt in group.prompts if id(prompt) in places]
+    prompts = tuple(sorted(there, key=lambda prompt: places[id(prompt)]))
+    return replace(group, prompts=prompts, asked=tuple(asked[id(prompt)] for prompt in prompts))
 
 
 def requests_at(prompts: Sequence[Prompt], temperatures: Sequence[float], processors: Processors) -> RequestSets:

@@ -104,7 +104,7 @@ def candidates(
     counts = speedup_counts(acceptance, lengths, cost)
     sums = counts.sum(axis=0)
     closed_points, round_seconds = closed(sums), closed.round_seconds(sums)
-    intervals = closed.intervals(acceptance.by_prompt(counts))
+    intervals = closed.intervals(acceptance.by_prompt(counts), acceptance.interval_level)
     lengthened = _lengthened(acceptance, lengths, cost, batch)
     free_drafting = replace(closed, drafting_seconds=np.zeros_like(closed.drafting_seconds))(sums)
     options = []

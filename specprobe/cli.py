@@ -200,6 +200,14 @@ def analyze(
     ] = None,
     dedupe: DedupeOption = False,
     max_prompts: MaxPromptsOption = None,
+    precision: Annotated[
+        float | None,
+        typer.Option(
+            "--precision",
+            help="Draw prompts at random and stop when tokens per round is known this well, such as 0.05 for 5 %. "
+            "Default: all prompts.",
+        ),
+    ] = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", help="Longest response to generate.")
     ] = defaults.MAX_NEW_TOKENS,
@@ -210,7 +218,7 @@ def analyze(
     batch_size: Annotated[
         int, typer.Option("--batch-size", help="Responses generated together; of a server: requests at once.")
     ] = defaults.BATCH_SIZE,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of sampled responses.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of sampled responses, and of --precision.")] = 0,
     in_flight: Annotated[
         int,
         typer.Option(
@@ -269,6 +277,7 @@ def analyze(
         batch_size=batch_size,
         seed=seed,
         in_flight=in_flight,
+        precision=precision,
         include_text=include_text,
         backend=backend.value,
         server_model=server_model,

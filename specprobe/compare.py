@@ -127,12 +127,17 @@ class ResultContrast:
         return self.depths[self.depth - 1].tokens_per_round
 
     @property
+    def level(self) -> float:
+        """At which differences are judged so that they hold at LEVEL: that of the run that was looked at more often."""
+        return max(self.a.interval_level, self.b.interval_level)
+
+    @property
     def standing(self) -> Standing:
         """Whether B writes more or fewer tokens per round than A, as far as these prompts say."""
         difference = self.judged.difference
         if self.prompts < MIN_PROMPTS or difference is None:
             return "too few prompts"
-        if self.swapped_as_large > 1 - LEVEL:
+        if self.swapped_as_large > 1 - self.level:
             return "not significant"
         return "higher" if difference.point > 0 else "lower"
 
@@ -238,8 +243,9 @@ def contrast_results(a: Acceptance, b: Acceptance, prompts: PairedPrompts, *, se
     both = (counts_a[:, -1, _ROUNDS] > 0) & (counts_b[:, -1, _ROUNDS] > 0)
     counts_a, counts_b = counts_a[both], counts_b[both]
     rounds = counts_a[..., _ROUNDS].sum(axis=0) + counts_b[..., _ROUNDS].sum(axis=0)
+    level = max(a.interval_level, b.interval_level)
     figures = {
-        name: _contrasts(counts_a[..., columns], counts_b[..., columns], figure, seed)
+        name: _contrasts(counts_a[..., columns], counts_b[..., columns], figure, level, seed)
         for name, (columns, figure) in _FIGURES.items()
     }
     judged = first - 1 + int(np.argmin(rounds[first - 1 :]))
@@ -313,7 +319,9 @@ _FIGURES: Mapping[str, tuple[list[int], Callable[[Floats, Floats], Floats]]] = {
 }
 
 
-def _contrasts(a: Floats, b: Floats, figure: Callable[[Floats, Floats], Floats], seed: int) -> list[Contrast]:
+def _contrasts(
+    a: Floats, b: Floats, figure: Callable[[Floats, Floats], Floats], level: float, seed: int
+) -> list[Contrast]:
     """By depth, from the counts [U, D, 2] of both runs."""
     counts = np.concatenate([a, b], axis=-1)
 
@@ -324,9 +332,9 @@ def _contrasts(a: Floats, b: Floats, figure: Callable[[Floats, Floats], Floats],
         return figure(sums[..., 2], sums[..., 3])
 
     differences = bootstrap_t_columns(
-        counts, lambda sums: of_b(sums) - of_a(sums), level=LEVEL, seed=seed, scale="linear"
+        counts, lambda sums: of_b(sums) - of_a(sums), level=level, seed=seed, scale="linear"
     )
-    ratios = bootstrap_t_columns(counts, lambda sums: of_b(sums) / of_a(sums), level=LEVEL, seed=seed, scale="log")
+    ratios = bootstrap_t_columns(counts, lambda sums: of_b(sums) / of_a(sums), level=level, seed=seed, scale="log")
     sums = counts.sum(axis=0)
     with np.errstate(all="ignore"):
         points_a, points_b = of_a(sums), of_b(sums)
@@ -345,12 +353,12 @@ def _contrasts(a: Floats, b: Floats, figure: Callable[[Floats, Floats], Floats],
 def _smallest_detectable(difference: Interval | None, num_prompts: int) -> float | None:
     """The true difference whose interval leaves out 0 with probability POWER, from the standard error.
 
-    (t_(1 + LEVEL)/2 + t_POWER) x standard error, with num_prompts - 1 degrees of freedom: the usual power calculation
-    of a paired t-test.
+    (t_(1 + level)/2 + t_POWER) x standard error, with num_prompts - 1 degrees of freedom: the usual power calculation
+    of a paired t-test, at the level that the interval was made at.
     """
     if difference is None:
         return None
-    quantiles = stdtrit(num_prompts - 1, np.array([(1 + LEVEL) / 2, POWER]))
+    quantiles = stdtrit(num_prompts - 1, np.array([(1 + difference.level) / 2, POWER]))
     return float(quantiles.sum()) * difference.standard_error
 
 
@@ -361,7 +369,7 @@ def _known(value: float) -> float | None:
 def _interval_json(interval: Interval | None) -> dict[str, Any] | None:
     if interval is None:
         return None
-    return {"point": interval.point, "low": interval.low, "high": interval.high, "level": interval.level}
+    return {"point": interval.point, "low": interval.low, "high": interval.high, "level": LEVEL}
 
 
 def _run_json(run: Run) -> dict[str, Any]:

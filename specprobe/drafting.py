@@ -47,11 +47,14 @@ def replay_all(
     draft_samplings: Sequence[DraftSampling],
     limits: Limits,
     stages: Stages,
+    *,
+    keeps_target: bool = False,
 ) -> tuple[tuple[Acceptance, ...], tuple[Notice, ...]]:
     """Results by set of trajectories, then drafter, then way of drafting.
 
     The target runs once more over the text for those that read its states, which then wait on the disk; after that
-    its layers are given up, so that each drafter has the memory to itself. `opened` is emptied as drafters are done.
+    its layers are given up, so that each drafter has the memory to itself, unless it is to write more (`keeps_target`).
+    `opened` is emptied as drafters are done.
     """
     notices = [notice for drafter in opened for notice in drafter.notices]
     taps = sorted({tap for drafter in opened for tap in drafter.taps})
@@ -63,7 +66,7 @@ def replay_all(
             features = _capture(context.target, context.distribution, sets, taps, folder, stages)
         if context.distribution is not None:
             notices += context.distribution.notices
-        if context.target is not None and any(drafter.has_model for drafter in opened):
+        if context.target is not None and any(drafter.has_model for drafter in opened) and not keeps_target:
             context.target.release_layers()
         while opened:
             open_one = opened.pop(0)

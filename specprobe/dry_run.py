@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from specprobe.advise import ArrivalOptions, check_request
-from specprobe.analyze import planned_drafters
+from specprobe.analyze import planned_drafters, planned_looks
 from specprobe.cost_sources import CostOptions, drafter_specs, load_timed, timed_grid, timed_name
 from specprobe.drafters import MODEL_FREE, HybridSpec, ModelSpec, Parsed, is_model_free, parse_drafter
 from specprobe.embedded import find_embedded, is_embedded
 from specprobe.measure import MAX_REPEATS, MIN_REPEATS, SECONDS_PER_BLOCK, WARMUPS, CostGrid, measure_drafter
 from specprobe.memory import used_bytes
 from specprobe.options import AnalyzeOptions
-from specprobe.plan import Plan, Step
+from specprobe.plan import Plan, Step, Stopping
+from specprobe.precision import Looks
 from specprobe.profiles import Profile, resolve_profile
 from specprobe.progress import Stages
 from specprobe.prompt import Prompt
@@ -62,9 +63,13 @@ def plan_analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore
     origin = open_origin(options, profile, workload.prompts, stages, model_free=model_free)
     loaded = time.perf_counter() - begin
     load = [Step("load the model or tokenizer", 1, "model", JUST_NOW, loaded)] if origin.tokenizer else []
+    looks = planned_looks(options, origin.requests.prompts, logged=origin.mode == "logged")
+    if looks.asked is not None:
+        # Batches, and what of them is kept, depend on the order.
+        origin = replace(origin, requests=origin.requests.of(looks.order))
     if origin.mode == "logged":
-        return _plan_logged(options, origin, drafters, [read, *load])
-    return _plan_generated(options, profile, origin, drafters, [read, *load], stages, store)
+        return _plan_logged(options, origin, drafters, [read, *load], looks)
+    return _plan_generated(options, profile, origin, drafters, [read, *load], stages, store, looks)
 
 
 def plan_recommend(
@@ -130,6 +135,7 @@ def _plan_generated(
     before: list[Step],
     stages: Stages,
     store: TrajectoryStore | None,
+    looks: Looks,
 ) -> Plan:
     from specprobe.generate import planned_batches
     from specprobe.pace import batch_bytes, probe_pace
@@ -168,13 +174,13 @@ def _plan_generated(
         kept = sum(batch.size for batch in some) - left
         basis = PROBE if left else "all of them are stored"
         steps.append(Step(f"generate at temperature {temperature:g}", left, "responses", basis, seconds, kept))
-    steps += _passes(planned, pace, target)
     tokens = sum(sum(batch.limits) for batch in batches)
-    steps += _replays(drafters, options.depth, len(requests), tokens)
+    again = [*_passes(planned, pace, target), *_replays(drafters, options.depth, len(requests), tokens)]
+    steps += _at_every_look(again, looks)
     if not to_write:
-        return Plan("analyze", tuple(steps), used_bytes(), "in use after loading")
+        return Plan("analyze", tuple(steps), used_bytes(), "in use after loading", stopping=_stopping(looks))
     peak = _peak(target, max(batch_bytes(target, batch) for batch in to_write))
-    return Plan("analyze", tuple(steps), *peak)
+    return Plan("analyze", tuple(steps), *peak, stopping=_stopping(looks))
 
 
 def _passes(planned: Sequence[tuple[float, list[PlannedBatch]]], pace: Pace | None, target: Target) -> list[Step]:
@@ -187,7 +193,19 @@ def _passes(planned: Sequence[tuple[float, list[PlannedBatch]]], pace: Pace | No
     return [Step("read the target's hidden states", count, "responses", PROBE, tokens * pace.prefill_token_seconds)]
 
 
-def _plan_logged(options: AnalyzeOptions, origin: Origin, drafters: Sequence[Parsed], before: list[Step]) -> Plan:
+def _at_every_look(steps: Sequence[Step], looks: Looks) -> list[Step]:
+    """What begins anew with each look, at more prompts each time."""
+    times = sum(looks.sizes) / looks.sizes[-1]
+    return [step if step.seconds is None else replace(step, seconds=times * step.seconds) for step in steps]
+
+
+def _stopping(looks: Looks) -> Stopping | None:
+    return Stopping(looks.asked, looks.sizes) if looks.asked is not None else None
+
+
+def _plan_logged(
+    options: AnalyzeOptions, origin: Origin, drafters: Sequence[Parsed], before: list[Step], looks: Looks
+) -> Plan:
     begin = time.perf_counter()
     limit = context_limit(options, origin)
     sets = [
@@ -198,7 +216,7 @@ def _plan_logged(options: AnalyzeOptions, origin: Origin, drafters: Sequence[Par
     ]
     works = [trajectory for found in sets for trajectory in found.trajectories]
     took = time.perf_counter() - begin
-    steps = [*before, Step("cut the logged answers into tokens", len(works), "responses", JUST_NOW, took)]
+    again = [Step("cut the logged answers into tokens", len(works), "responses", JUST_NOW, took)]
     peak: tuple[int | None, str, str] = (used_bytes(), "in use just now", "this machine")
     if origin.target is not None and works:
         from specprobe.pace import probe_pace
@@ -208,11 +226,11 @@ def _plan_logged(options: AnalyzeOptions, origin: Origin, drafters: Sequence[Par
         tokens = sum(work.prompt_ids.size + work.output_ids.size for work in works)
         passes = 1 + any(work.temperature > 0 for work in works)
         seconds = passes * tokens * pace.prefill_token_seconds
-        steps.append(Step("score the answers", len(works), "responses", "a probe just now", seconds))
+        again.append(Step("score the answers", len(works), "responses", "a probe just now", seconds))
         peak = (None, "scoring depends on the lengths of answers", origin.target.record.device)
     tokens = sum(work.output_ids.size for work in works)
-    steps += _replays(drafters, options.depth, len(works), tokens)
-    return Plan("analyze", tuple(steps), *peak)
+    again += _replays(drafters, options.depth, len(works), tokens)
+    return Plan("analyze", (*before, *_at_every_look(again, looks)), *peak, stopping=_stopping(looks))
 
 
 def _without_model(
@@ -233,7 +251,8 @@ def _without_model(
     count = answered if is_logged else sum(len(prompts) * (options.samples if t else 1) for t in temperatures)
     what = "cut the logged answers into tokens" if is_logged else "generate"
     replays = [Step(f"replay {drafter.name}", count, "responses", why) for drafter in drafters]
-    return Plan("analyze", (read, Step(what, count, "responses", why), *replays))
+    stopping = _stopping(planned_looks(options, prompts, logged=is_logged))
+    return Plan("analyze", (read, Step(what, count, "responses", why), *replays), stopping=stopping)
 
 
 def _replays(drafters: Sequence[Parsed], depth: int, count: int, tokens: int) -> list[Step]:

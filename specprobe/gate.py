@@ -83,7 +83,8 @@ class GateSettings:
 class Measured:
     """The figure of a gate: over so many prompts, and None where it is not defined.
 
-    `log_deviation`: the part of its error that no prompts lessen, a standard deviation of the logarithm.
+    `log_deviation`: the part of its error that no prompts lessen, a standard deviation of the logarithm. `level`: that
+    the interval was made at (see `Acceptance`).
     """
 
     point: float | None
@@ -91,6 +92,7 @@ class Measured:
     high: float | None
     prompts: int
     log_deviation: float = 0.0
+    level: float = LEVEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +153,13 @@ class Gate:
         gap = abs(self.threshold - measured.point)
         end = measured.low if self.threshold < measured.point else measured.high
         sampled = abs(end - measured.point)
+        tail = float(ndtri((1 + measured.level) / 2))
         if measured.log_deviation:
             gap = abs(math.log(self.threshold / measured.point))
-            tail = float(ndtri((1 + LEVEL) / 2))
             sampled, gap = _without_fixed_error(abs(math.log(end / measured.point)), gap, tail * measured.log_deviation)
         if gap <= 0:
             return None
-        needed = math.ceil(measured.prompts * (_power_factor() * sampled / gap) ** 2)
+        needed = math.ceil(measured.prompts * (_power_factor(tail) * sampled / gap) ** 2)
         return max(needed, MIN_PROMPTS)
 
     def to_json(self) -> dict[str, Any]:
@@ -244,16 +246,16 @@ def run_gate(run: Run, settings: GateSettings, stages: Stages = SILENT) -> GateR
 def tokens_per_round(acceptance: Acceptance, depth: int) -> Measured:
     """Tokens per round with the interval that the run's report shows."""
     (interval,) = intervals_at(acceptance, [depth])
-    return _measured(acceptance.totals(depth).tokens_per_round, interval, acceptance.num_prompts)
+    return _measured(acceptance, acceptance.totals(depth).tokens_per_round, interval, acceptance.num_prompts)
 
 
 def acceptance_length(acceptance: Acceptance, depth: int) -> Measured:
     """Mean acceptance length, 1 + accepted / drafted rounds: as tokens per round, over drafted rounds alone."""
     drafted = acceptance.by_prompt(acceptance.drafted_rounds[:, depth - 1, None].astype(np.float64))
     accepted = acceptance.by_prompt(acceptance.accepted_tokens[:, depth - 1, None].astype(np.float64))
-    (interval,) = tokens_per_round_intervals(accepted + drafted, drafted, level=LEVEL)
+    (interval,) = tokens_per_round_intervals(accepted + drafted, drafted, level=acceptance.interval_level)
     point = acceptance.totals(depth).mean_acceptance_length
-    return _measured(point, within_bounds(interval, point, depth), int((drafted > 0).sum()))
+    return _measured(acceptance, point, within_bounds(interval, point, depth), int((drafted > 0).sum()))
 
 
 def _regression(baseline: Run, run: Run, chosen: ChosenResult) -> Measured:
@@ -280,7 +282,8 @@ def _regression(baseline: Run, run: Run, chosen: ChosenResult) -> Measured:
             point = 1 - figures.b / figures.a
             if figures.ratio is None:
                 return Measured(point, None, None, contrast.prompts)
-            return Measured(point, 1 - figures.ratio.high, 1 - figures.ratio.low, contrast.prompts)
+            low, high = 1 - figures.ratio.high, 1 - figures.ratio.low
+            return Measured(point, low, high, contrast.prompts, level=contrast.level)
     raise SpecprobeError(
         f"gate: the baseline has no {inert(chosen.name, 60)} at temperature {acceptance.temperature:g}; "
         "choose another result with --drafter, or analyze the baseline again"
@@ -330,7 +333,14 @@ def _speedup_gate(
     return Gate(
         "min_speedup",
         threshold,
-        Measured(point, low, high, acceptance.num_prompts, float(document["cost"]["log_deviation"])),
+        Measured(
+            point,
+            low,
+            high,
+            acceptance.num_prompts,
+            log_deviation=float(document["cost"]["log_deviation"]),
+            level=acceptance.interval_level,
+        ),
         at=_traffic(entry),
         of=f"{drafter_label(option['drafter'], option['config'], option['draft_sampling'])} {option['depth']}",
         blocked=_why_nothing_is_decided(document, entry),
@@ -367,10 +377,10 @@ def _is_chosen(option: Mapping[str, Any], acceptance: Acceptance, choice: Choice
     return is_drafter and (choice.depth is None or option["depth"] == depth)
 
 
-def _measured(point: float | None, interval: Interval | None, prompts: int) -> Measured:
+def _measured(acceptance: Acceptance, point: float | None, interval: Interval | None, prompts: int) -> Measured:
     if interval is None:
         return Measured(point, None, None, prompts)
-    return Measured(point, interval.low, interval.high, prompts)
+    return Measured(point, interval.low, interval.high, prompts, level=acceptance.interval_level)
 
 
 def _without_fixed_error(distance: float, gap: float, fixed: float) -> tuple[float, float]:
@@ -380,7 +390,6 @@ def _without_fixed_error(distance: float, gap: float, fixed: float) -> tuple[flo
     return sampled, left
 
 
-def _power_factor() -> float:
-    """(z_(1 + LEVEL)/2 + z_POWER) / z_(1 + LEVEL)/2: what an interval's half-width is stretched by for POWER."""
-    tail = float(ndtri((1 + LEVEL) / 2))
+def _power_factor(tail: float) -> float:
+    """What an interval's half-width, `tail` standard errors, is stretched by for POWER."""
     return (tail + float(ndtri(POWER))) / tail

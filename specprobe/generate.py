@@ -21,10 +21,8 @@ from specprobe.kv_cache import new_cache
 from specprobe.store import Response, SettingsStore, TrajectoryStore
 from specprobe.target import Target
 from specprobe.trajectory import TokenIds, token_ids
-from specprobe.writing import Generated, Progress, Request, Sampling, Tally, digest, output_limit
+from specprobe.writing import WINDOW_BATCHES, Generated, Progress, Request, Sampling, Tally, digest, output_limit
 
-# Batches sorted together by length: enough for little padding, few enough that a longer workload keeps its batches.
-_WINDOW_BATCHES = 4
 # Prompt and response tokens of a batch at most, which bounds the memory of keys and values.
 _BATCH_TOKENS = 2**15
 
@@ -61,7 +59,7 @@ def plan_batches(prompt_tokens: Sequence[int], limits: Sequence[int], batch_size
     appended to a workload leave the batches of all full windows alone.
     """
     batches: list[list[int]] = []
-    window = _WINDOW_BATCHES * batch_size
+    window = WINDOW_BATCHES * batch_size
     for start in range(0, len(prompt_tokens), window):
         members = range(start, min(start + window, len(prompt_tokens)))
         batches += _cut(sorted(members, key=lambda i: (prompt_tokens[i], i)), prompt_tokens, limits, batch_size)

@@ -102,7 +102,8 @@ def _step(before: tuple[Acceptance, int], after: tuple[Acceptance, int], seed: i
     """Rounds that were needed before over rounds that are needed now."""
     numerators = before[0].by_prompt(_rounds(*before)[:, None])
     denominators = after[0].by_prompt(_rounds(*after)[:, None])
-    (interval,) = ratio_intervals(numerators, denominators, level=LEVEL, seed=seed, scale="log")
+    level = max(before[0].interval_level, after[0].interval_level)
+    (interval,) = ratio_intervals(numerators, denominators, level=level, seed=seed, scale="log")
     return interval
 
 

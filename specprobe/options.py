@@ -42,6 +42,7 @@ class AnalyzeOptions:
     the log is not asked or does not say. `samples`: responses to each prompt above temperature 0. `draft_sampling`:
     None for what the engine offers. `tokenizer`: for logged text, None for the target's. `in_flight`: requests that
     write side by side, for what they share. `include_text`: prompts and responses themselves go into the run.
+    `precision`: how well tokens per round is to be known, as a share; None for all prompts.
     `logged_cut_at`: the token limit that logged responses were asked for with, where it is known.
     """
 
@@ -63,6 +64,7 @@ class AnalyzeOptions:
     batch_size: int = defaults.BATCH_SIZE
     seed: int = 0
     in_flight: int = 1
+    precision: float | None = None
     include_text: bool = False
     backend: Backend = "transformers"
     server_model: str | None = None
@@ -92,6 +94,8 @@ class AnalyzeOptions:
             if value > most:
                 raise SpecprobeError(f"--{name} {value}: must be at most {most}")
         check_timeout(self.timeout_seconds)
+        if self.precision is not None and not 0 < self.precision < 1:
+            raise SpecprobeError(f"--precision {self.precision:g}: must be between 0 and 1, such as 0.05 for 5 %")
         if self.seed < 0:
             raise SpecprobeError(f"--seed {self.seed}: must not be negative")
         if self.max_model_len is not None and self.max_model_len > 2**31:

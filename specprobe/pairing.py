@@ -77,8 +77,8 @@ def pair_prompts(a: ResponseRecord, b: ResponseRecord) -> PairedPrompts:
 def find_differences(a: Run, b: Run) -> tuple[Difference, ...]:
     """What has to be the same for a difference between two runs to be the drafters', and is not.
 
-    Drafters, depths, seeds, numbers of samples and batch sizes may differ. What a run of an older version does not
-    record counts as not set.
+    Drafters, depths, seeds of responses, numbers of samples and batch sizes may differ. What a run of an older version
+    does not record counts as not set.
     """
     records_a, records_b = _comparable(a), _comparable(b)
     found = [
@@ -138,6 +138,8 @@ def _comparable(run: Run) -> dict[str, Any]:
         "longest response": settings.get("max_new_tokens"),
         "context limit": settings.get("max_model_len"),
         "requests in flight": run.in_flight,
+        # What requests share, such as suffix decoding's tree, is filled in that order.
+        "order of prompts": f"drawn by --precision, seed {run.precision.seed}" if run.precision else "the log's",
     }
 
 

@@ -25,14 +25,26 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Stopping:
+    """When it may stop before everything is done: after so many prompts each, once a precision is reached."""
+
+    asked: float
+    looks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps of a command, in order. `peak_bytes`: of `memory` (which device), None where it is not known."""
+    """The steps of a command, in order. `peak_bytes`: of `memory` (which device), None where it is not known.
+
+    `stopping`: where it may end early; the steps are then the most that it does.
+    """
 
     command: Literal["analyze", "recommend"]
     steps: tuple[Step, ...]
     peak_bytes: int | None = None
     peak_basis: str = "not known"
     memory: str = "this machine"
+    stopping: Stopping | None = None
 
     @property
     def seconds(self) -> float:
@@ -55,4 +67,5 @@ class Plan:
             "peak_bytes": self.peak_bytes,
             "peak_basis": self.peak_basis,
             "memory": self.memory,
+            **({"precision": asdict(self.stopping)} if self.stopping else {}),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specprobe.blocks import Block, Column, Figures, Section, Sentence
 from specprobe.notices import inert
-from specprobe.plan import Plan, Step
+from specprobe.plan import Plan, Step, Stopping
 from specprobe.units import format_bytes, format_count, format_seconds
 
 LONGEST = 200
@@ -37,6 +37,7 @@ def render_plan(plan: Plan) -> Block:
         [
             Figures(columns, rows),
             Sentence("in all", f"In all {_in_all(plan)}. {memory}."),
+            *([Sentence("precision", _stopping(plan.stopping))] if plan.stopping else []),
             Sentence("dry run", done),
         ]
     )
@@ -49,6 +50,16 @@ def _in_all(plan: Plan) -> str:
         return f"no time can be foreseen ({unknown})"
     least = "at least " if unknown else ""
     return f"{least}about {format_seconds(plan.seconds)}{f', besides {unknown}' if unknown else ''}"
+
+
+def _stopping(stopping: Stopping) -> str:
+    *earlier, last = map(format_count, stopping.looks)
+    if not earlier:
+        return f"--precision {stopping.asked:g}: {last} prompts are too few to stop before the last."
+    return (
+        f"With --precision {stopping.asked:g} that is the most: it looks after {', '.join(earlier)} of {last} prompts, "
+        "and stops where tokens per round is known well enough."
+    )
 
 
 def _duration(step: Step) -> str:

@@ -17,6 +17,7 @@ from specprobe.drafters.base import ADOPTION_WORDS
 from specprobe.ladder import Rung
 from specprobe.notice_report import render_notices
 from specprobe.notices import inert
+from specprobe.precision_report import precision_in_words
 from specprobe.processors import Processors
 from specprobe.run import ResponseRecord, Run
 from specprobe.run_glance import render_glance
@@ -117,6 +118,8 @@ def _what_was_measured(run: Run) -> Block:
     if run.in_flight > 1:
         requests = format_plural(run.in_flight, "request")
         rows.append(("in flight", f"{requests}, whose tokens fill suffix decoding's shared tree side by side"))
+    if precision := run.precision:
+        rows.append(("precision", precision_in_words(precision)))
     return Pairs(rows)
 
 

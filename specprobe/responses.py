@@ -84,6 +84,11 @@ class Sources:
     is_of_target: bool = True
     notices: tuple[Notice, ...] = ()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every temperature has a response."""
+        return all(found.trajectories for found in self.sets)
+
 
 def open_origin(
     options: AnalyzeOptions, profile: Profile, prompts: Sequence[Prompt], stages: Stages, *, model_free: bool
@@ -134,14 +139,19 @@ def get_responses(
     stages: Stages,
     store: TrajectoryStore | None,
 ) -> Sources:
-    """The responses to replay, one set for each temperature; raises SpecprobeError where there is none."""
-    logged = origin.mode == "logged"
-    sources = _logged(origin, options, stages) if logged else _generated(origin, options, stages, store)
+    """The responses to replay, one set for each temperature, which may be empty."""
+    if origin.mode == "logged":
+        return _logged(origin, options, stages)
+    return _generated(origin, options, stages, store)
+
+
+def check_complete(sources: Sources) -> None:
+    """Raises SpecprobeError where a temperature has no response."""
     for trajectories in sources.sets:
         if not trajectories.trajectories:
             reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(trajectories.skipped.items())) or "none given"
-            raise SpecprobeError(f"no response to replay (skipped: {reasons}); {_remedy(trajectories, logged)}")
-    return sources
+            remedy = _remedy(trajectories, sources.origin.mode == "logged")
+            raise SpecprobeError(f"no response to replay (skipped: {reasons}); {remedy}")
 
 
 def _remedy(found: TrajectorySet, logged: bool) -> str:

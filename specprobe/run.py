@@ -14,6 +14,7 @@ from specprobe import __version__
 from specprobe.acceptance import Acceptance
 from specprobe.entropy import EntropySummary
 from specprobe.notices import Notice
+from specprobe.precision import Precision
 
 # The code of the notice that an engine's counters do not tell requests apart, so that nothing has an interval.
 ENGINE_SUMS = "engine_sums"
@@ -110,6 +111,12 @@ class Run:
     def in_flight(self) -> int:
         """How many requests ran side by side; older runs have one."""
         return int(self.settings.get("in_flight", 1))
+
+    @property
+    def precision(self) -> Precision | None:
+        """Where it stopped, of a run that was asked to know tokens per round so well; see `--precision`."""
+        entry = self.settings.get("precision")
+        return Precision.from_json(entry) if entry else None
 
     @property
     def temperatures(self) -> list[float]:

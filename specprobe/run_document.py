@@ -20,6 +20,7 @@ from specprobe.entropy import EntropyQuartile, EntropySummary
 from specprobe.errors import SpecprobeError
 from specprobe.interval import LEVEL, Interval, interval_json
 from specprobe.notices import Notice, inert
+from specprobe.precision import Precision
 from specprobe.processors import Processors
 from specprobe.progress import SILENT, Stages, where_long
 from specprobe.run import ResponseRecord, Run
@@ -206,15 +207,17 @@ def _per_prompt_json(acceptance: Acceptance, responses: ResponseRecord) -> list[
 def _run_from_json(document: Mapping[str, Any]) -> Run:
     responses = tuple(_responses_from_json(entry) for entry in document["responses"])
     by_temperature = {record.temperature: record for record in responses}
+    settings = document["settings"]
     # Whoever reads the run makes this of them.
-    Processors(**document["settings"].get("processors", {}))
+    Processors(**settings.get("processors", {}))
+    level = Precision.from_json(settings["precision"]).interval_level if settings.get("precision") else LEVEL
     return Run(
         workload=document["workload"],
         target=document["target"],
         engine_profile=document["engine_profile"],
-        settings=document["settings"],
+        settings=settings,
         responses=responses,
-        results=tuple(_acceptance_from_json(entry, by_temperature) for entry in document["results"]),
+        results=tuple(_acceptance_from_json(entry, by_temperature, level) for entry in document["results"]),
         notices=tuple(Notice(str(entry["code"]), str(entry["message"])) for entry in document["warnings"]),
         version=document["specprobe_version"],
     )
@@ -252,7 +255,9 @@ def _responses_from_json(entry: Mapping[str, Any]) -> ResponseRecord:
 LARGEST_ROUNDING = 0.5
 
 
-def _acceptance_from_json(entry: Mapping[str, Any], responses: Mapping[float, ResponseRecord]) -> Acceptance:
+def _acceptance_from_json(
+    entry: Mapping[str, Any], responses: Mapping[float, ResponseRecord], interval_level: float
+) -> Acceptance:
     depth = len(entry["depths"])
     rows = entry["per_prompt"]
     record = responses[entry["temperature"]]
@@ -297,6 +302,7 @@ def _acceptance_from_json(entry: Mapping[str, Any], responses: Mapping[float, Re
         adoption={words: level for level, words in ADOPTION_WORDS.items()}[entry.get("adoption", "flag")],
         outside_share=entry.get("outside_share"),
         first_depth=first_depth,
+        interval_level=interval_level,
         prompts=record.prompts,
         expectation=Expectation(table("expected_at_risk_at", np.float64), table("expected_accepted_at", np.float64))
         if rows and all("expected_accepted_at" in row for row in rows)

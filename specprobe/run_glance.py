@@ -11,6 +11,7 @@ from specprobe.blocks import AnyCell, Block, Cell, Column, Figures, Gap, Section
 from specprobe.labels import label_cells
 from specprobe.notice_report import render_notices_briefly
 from specprobe.notices import inert
+from specprobe.precision_report import precision_in_words
 from specprobe.run import Run
 from specprobe.run_words import NOT_SAID, size_of, sources_of
 from specprobe.summary import ResultSummary, RunSummary, best_by_temperature
@@ -44,6 +45,8 @@ def render_glance(run: Run, derived: RunSummary, *, details: bool = False) -> Bl
     if gains := _who_gains(best_by_temperature(derived.results)):
         parts.append(gains)
     parts.append(Sentence("measured", _what_was_measured(run), lead="Measured: "))
+    if precision := run.precision:
+        parts.append(Sentence("precision", precision_in_words(precision), lead="Precision: "))
     if run.notices:
         parts.append(render_notices_briefly(run.notices))
     shown = "every position and depth, curves, who gains, warnings in full"

@@ -124,10 +124,10 @@ class Speedup:
         speculative = np.hypot(verifying, self.drafting_errors) / self.round_seconds(sums)
         return speculative**2 + (self.errors[0] / self.baseline_seconds) ** 2 + self.log_deviation**2
 
-    def intervals(self, counts: Floats, seed: int = 0) -> list[Interval | None]:
+    def intervals(self, counts: Floats, level: float = LEVEL, seed: int = 0) -> list[Interval | None]:
         """For each depth, over prompts and timings; `counts` [prompts, K, 5 + K]."""
         return bootstrap_t_columns(
-            counts, self, level=LEVEL, seed=seed, extra_log_variance=self.cost_log_variance(counts.sum(axis=0))
+            counts, self, level=level, seed=seed, extra_log_variance=self.cost_log_variance(counts.sum(axis=0))
         )
 
     @staticmethod

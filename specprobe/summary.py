@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from specprobe.acceptance import Acceptance, DepthTotals, Expectation
 from specprobe.breakdown import Concentration, GroupResult, by_group, concentration
 from specprobe.curve import CurveFit, fit_counts
-from specprobe.interval import LEVEL, Interval, ratio_intervals, tokens_per_round_intervals
+from specprobe.interval import Interval, ratio_intervals, tokens_per_round_intervals
 from specprobe.ladder import Rung, climb
 from specprobe.progress import SILENT, Stages, counting, where_long
 from specprobe.run import Run
@@ -105,7 +105,7 @@ def summarize(
         totals=tuple(acceptance.totals(k) for k in depths),
         tokens_per_round=intervals_at(acceptance, depths, seed=seed),
         conditional=_shares(accepted.sum(axis=0).tolist(), at_risk.sum(axis=0).tolist()),
-        conditional_intervals=tuple(_conditional_intervals(at_risk, accepted, seed)),
+        conditional_intervals=tuple(_conditional_intervals(at_risk, accepted, acceptance.interval_level, seed)),
         curve=fit_counts(at_risk, accepted) if acceptance.fixed_length else None,
         lower_variance=_lower_variance(acceptance, acceptance.expectation, seed) if acceptance.expectation else None,
         concentration=None if is_of_sums else concentration(acceptance),
@@ -159,9 +159,9 @@ def _best_known(acceptance: Acceptance) -> tuple[Floats, Floats]:
     return at_risk.astype(np.float64), accepted.astype(np.float64)
 
 
-def _conditional_intervals(at_risk: Floats, accepted: Floats, seed: int) -> list[Interval | None]:
+def _conditional_intervals(at_risk: Floats, accepted: Floats, level: float, seed: int) -> list[Interval | None]:
     """Of accepted / at risk at each position, cut to [0, 1]."""
-    intervals = ratio_intervals(accepted, at_risk, level=LEVEL, seed=seed, scale="linear")
+    intervals = ratio_intervals(accepted, at_risk, level=level, seed=seed, scale="linear")
     return [
         replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0)) if interval else None
         for interval in intervals
@@ -172,7 +172,7 @@ def _lower_variance(acceptance: Acceptance, expectation: Expectation, seed: int)
     rounds = acceptance.by_prompt(acceptance.rounds.astype(np.float64))  # [P, K]
     gained = expectation.accepted_at.sum(axis=2) - acceptance.accepted_tokens
     emitted = acceptance.by_prompt(acceptance.emitted_tokens[:, None] + gained)
-    intervals = tokens_per_round_intervals(emitted, rounds, level=LEVEL, seed=seed)
+    intervals = tokens_per_round_intervals(emitted, rounds, level=acceptance.interval_level, seed=seed)
     at_risk, accepted = expectation.at_risk_at.sum(axis=0), expectation.accepted_at.sum(axis=0)
     point = [e / r if r else None for e, r in zip(emitted.sum(axis=0), rounds.sum(axis=0), strict=True)]
     return tuple(

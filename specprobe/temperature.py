@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 
 from specprobe.acceptance import Acceptance, drafter_label
-from specprobe.interval import LEVEL, Interval, interval_json, tokens_per_round_intervals
+from specprobe.interval import Interval, interval_json, tokens_per_round_intervals
 
 # Grid points per unit of temperature: steps of 0.05.
 STEPS_PER_UNIT = 20
@@ -191,7 +191,8 @@ def intervals_at(acceptance: Acceptance, depths: Sequence[int], *, seed: int = 0
     rounds = acceptance.rounds[:, [depth - 1 for depth in depths]].astype(np.float64)
     emitted = np.broadcast_to(acceptance.emitted_tokens[:, None], rounds.shape).astype(np.float64)
     by_prompt = acceptance.by_prompt
-    intervals = tokens_per_round_intervals(by_prompt(emitted), by_prompt(rounds), level=LEVEL, seed=seed)
+    level = acceptance.interval_level
+    intervals = tokens_per_round_intervals(by_prompt(emitted), by_prompt(rounds), level=level, seed=seed)
     return tuple(
         within_bounds(interval, acceptance.totals(depth).tokens_per_round, depth)
         for interval, depth in zip(intervals, depths, strict=True)

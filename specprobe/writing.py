@@ -17,6 +17,10 @@ from specprobe.trajectory import TokenIds
 if TYPE_CHECKING:
     from specprobe.notices import Notice
 
+# Batches that are sorted together by length: enough for little padding, few enough that a longer workload keeps its
+# batches.
+WINDOW_BATCHES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:

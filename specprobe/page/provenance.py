@@ -9,6 +9,7 @@ from typing import Any
 from specprobe import __version__
 from specprobe.page.parts import Fact, FactGroup, shown
 from specprobe.page.stored_advice import StoredAdvice
+from specprobe.precision_report import precision_in_words
 from specprobe.processors import Processors
 from specprobe.run import Run
 from specprobe.run_words import NOT_SAID, size_of, sources_of, temperature_of
@@ -128,6 +129,8 @@ def _settings_facts(run: Run) -> list[Fact]:
         if settings.get(key) is not None:
             facts.append(Fact(name, shown(settings[key])))
     facts.append(Fact("requests in flight, replayed", str(run.in_flight)))
+    if precision := run.precision:
+        facts.append(Fact("precision", shown(precision_in_words(precision), LONG)))
     return facts
 
 
