@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,52 +43,52 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
     # Now, since a log may have grown when the last response is written.
     files = file_hashes(options.prompts)
     model_free = all(is_model_free(drafter) for drafter in drafters)
-    origin = open_origin(options, profile, workload.prompts, stages, model_free=model_free)
-    max_model_len = context_limit(options, origin)
-    if max_model_len is not None:
-        check_depth_fits(options.depth, max_model_len)
-    samplings = _draft_samplings(options, profile, origin, model_free=model_free)
-    context = DraftContext(
-        target=origin.target,
-        tokenizer=origin.tokenizer,
-        options=options.load,
-        profile=profile,
-        depth=options.depth,
-        sampled="sampled" in samplings,
-        greedy="greedy" in samplings,
-        temperatures=origin.temperatures,
-        distribution=_distribution(origin),
-        elsewhere=origin.elsewhere is not None,
-    )
-    # What does not fit is refused before hours go into responses.
-    opened = open_all(drafters, context)
-    sources = get_responses(origin, options, stages, store)
-    if context.distribution is not None and not sources.is_of_target:
-        context.distribution.disown()
-    results, drafter_notices = replay_all(
-        opened,
-        [found.trajectories for found in sources.sets],
-        context,
-        samplings,
-        Limits(
-            max_model_len,
-            _end_ids(sources),
-            _response_limit(options, origin) if profile.drafts_within_request else None,
-        ),
-        stages,
-    )
-    return Run(
-        workload=_workload_record(options, workload, files, sources),
-        target=origin.record,
-        engine_profile=profile.name,
-        settings=_settings_record(options, profile, sources, samplings, max_model_len),
-        responses=tuple(
-            _responses_record(trajectories, temperature, origin, include_text=options.include_text)
-            for trajectories, temperature in zip(sources.sets, origin.temperatures, strict=True)
-        ),
-        results=tuple(sorted(results, key=lambda r: (origin.temperatures.index(r.temperature), r.adoption))),
-        notices=(*_all_notices(options, profile, workload, sources, results), *drafter_notices),
-    )
+    with closing(open_origin(options, profile, workload.prompts, stages, model_free=model_free)) as origin:
+        max_model_len = context_limit(options, origin)
+        if max_model_len is not None:
+            check_depth_fits(options.depth, max_model_len)
+        samplings = _draft_samplings(options, profile, origin, model_free=model_free)
+        context = DraftContext(
+            target=origin.target,
+            tokenizer=origin.tokenizer,
+            options=options.load,
+            profile=profile,
+            depth=options.depth,
+            sampled="sampled" in samplings,
+            greedy="greedy" in samplings,
+            temperatures=origin.temperatures,
+            distribution=_distribution(origin),
+            elsewhere=origin.elsewhere is not None,
+        )
+        # What does not fit is refused before hours go into responses.
+        opened = open_all(drafters, context)
+        sources = get_responses(origin, options, stages, store)
+        if context.distribution is not None and not sources.is_of_target:
+            context.distribution.disown()
+        results, drafter_notices = replay_all(
+            opened,
+            [found.trajectories for found in sources.sets],
+            context,
+            samplings,
+            Limits(
+                max_model_len,
+                _end_ids(sources),
+                _response_limit(options, origin) if profile.drafts_within_request else None,
+            ),
+            stages,
+        )
+        return Run(
+            workload=_workload_record(options, workload, files, sources),
+            target=origin.record,
+            engine_profile=profile.name,
+            settings=_settings_record(options, profile, sources, samplings, max_model_len),
+            responses=tuple(
+                _responses_record(trajectories, temperature, origin, include_text=options.include_text)
+                for trajectories, temperature in zip(sources.sets, origin.temperatures, strict=True)
+            ),
+            results=tuple(sorted(results, key=lambda r: (origin.temperatures.index(r.temperature), r.adoption))),
+            notices=(*_all_notices(options, profile, workload, sources, results), *drafter_notices),
+        )
 
 
 def _end_ids(sources: Sources) -> tuple[int, ...]:
