@@ -97,9 +97,7 @@ class _Batch:
     `indices`: of the requests in the workload.
     """
 
-    def __init__(
-        self, indices: Sequence[int], rows: Sequence[_Row], kept: SettingsStore | None, tally: Tally
-    ) -> None:
+    def __init__(self, indices: Sequence[int], rows: Sequence[_Row], kept: SettingsStore | None, tally: Tally) -> None:
         self.rows = rows
         self._indices, self._kept, self._tally = indices, kept, tally
         self._keys = [row.request.key for row in rows]

@@ -137,15 +137,15 @@ class AnalyzeOptions:
             return
         if self.is_served:
             raise SpecprobeError(
-                "--ray: --target is a server, which scales by itself; leave --ray out, and raise --batch-size to keep it "
-                "busy"
+                "--ray: --target is a server, which scales by itself; leave --ray out, and raise --batch-size to keep "
+                "it busy"
             )
         if self.backend != "transformers":
             raise SpecprobeError("--ray: vLLM shares its work out by itself; leave --ray or --backend out")
         if not RAY_ADDRESS.fullmatch(self.ray):
             raise SpecprobeError(
-                f"--ray {inert(self.ray, 80)}: no address; write auto, HOST:PORT or ray://HOST:PORT, or --ray alone for "
-                "this machine"
+                f"--ray {inert(self.ray, 80)}: no address; write auto, HOST:PORT or ray://HOST:PORT, or --ray alone "
+                "for this machine"
             )
         if find_spec("ray") is None:
             raise SpecprobeError("--ray: Ray is not here; pip install 'specprobe[ray]', on every node of the cluster")

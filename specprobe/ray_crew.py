@@ -1,4 +1,4 @@
-"""A crew of Ray actors: on the GPUs or processors of this machine, or of a cluster. Nothing imports ray before it works.
+"""A crew of Ray actors, on the GPUs or processors of this machine or of a cluster. Imports ray when it begins to work.
 
 An actor that dies is replaced, and its piece of work given to whoever is free. Responses are kept here as each batch
 ends, so what was finished is on the disk whatever happens to the cluster, or to this process.
@@ -183,8 +183,8 @@ class RayCrew:
             ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR, **own)
         except Exception as error:  # of several kinds, by what is wrong
             raise SpecprobeError(
-                f"--ray {inert(self._address, 80)}: no cluster answers there ({inert(first_line(error), 200)}); start one "
-                "with `ray start --head`, or say --ray without an address"
+                f"--ray {inert(self._address, 80)}: no cluster answers there ({inert(first_line(error), 200)}); start "
+                "one with `ray start --head`, or say --ray without an address"
             ) from None
         self._ray = ray
         self._most, self._resources = self._room([n["Resources"] for n in ray.nodes() if n["Alive"]])
@@ -201,8 +201,8 @@ class RayCrew:
             return gpus, {"num_gpus": 1, "num_cpus": 0}
         if gpus and not self._leaves_gpus:
             raise SpecprobeError(
-                f"--ray: the cluster has {gpus} GPUs, this process has none and would write otherwise; run it on a node "
-                "with a GPU, or add --device cpu"
+                f"--ray: the cluster has {gpus} GPUs, this process has none and would write otherwise; run it on a "
+                "node with a GPU, or add --device cpu"
             )
         processors = [int(node.get("CPU", 0)) for node in nodes]
         threads = min(self._replica.threads, max(processors, default=0))

@@ -292,8 +292,8 @@ def _logged_origin(
         )
     if options.target is None and options.ray is not None:
         raise SpecprobeError(
-            "--ray: shares out what the target does, and logged answers are replayed without one; name it with --target, "
-            "or leave --ray out"
+            "--ray: shares out what the target does, and logged answers are replayed without one; name it with "
+            "--target, or leave --ray out"
         )
     target = _load_target(options, stages) if options.target is not None else None
     tokenizer = target.tokenizer if target else None

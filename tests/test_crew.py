@@ -22,7 +22,15 @@ from specprobe.crew import Bench
 from specprobe.option_values import RAY_ADDRESS, ray_address_added
 from specprobe.target import load_target
 
-DRAFTERS = ("ngram", "suffix", "draft:DRAFT", "pard:PARD", "eagle3:EAGLE3", "early-exit:layers=2", "hybrid:suffix+draft:DRAFT")
+DRAFTERS = (
+    "ngram",
+    "suffix",
+    "draft:DRAFT",
+    "pard:PARD",
+    "eagle3:EAGLE3",
+    "early-exit:layers=2",
+    "hybrid:suffix+draft:DRAFT",
+)
 
 
 class Others:
@@ -115,7 +123,7 @@ def run(capsys, models, folder, *arguments, log):
 def test_whoever_does_the_work_the_document_is_the_same(asked, log, works, models, others, capsys, monkeypatch):
     # Several batches of each kind.
     monkeypatch.setattr("specprobe.batches.PASS_TOKENS", 160)
-    monkeypatch.setattr("specprobe.target._SCORE_LOGITS", 60_000)
+    monkeypatch.setattr("specprobe.target._SCORE_LOGITS", 30_000)
     alone, _ = run(capsys, models, "alone", *asked, log=log)
     assert not others.done
     shared, _ = run(capsys, models, "shared", *asked, "--ray", log=log)

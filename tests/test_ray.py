@@ -235,7 +235,7 @@ def test_a_replica_that_is_not_the_same_writes_nothing(crew_of):
     import ray_chores
 
     crew, _ = crew_of(weights="0123456789abcdef")
-    with pytest.raises(SpecprobeError, match="has other weights .* than this process"):
+    with pytest.raises(SpecprobeError, match=r"has other weights .* than this process"):
         list(crew.each(ray_chores.plain, [1]))
 
 
