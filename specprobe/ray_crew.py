@@ -6,8 +6,11 @@ ends, so what was finished is on the disk whatever happens to the cluster, or to
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import sys
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -92,6 +95,7 @@ class RayCrew:
         self._places: list[_Place] = []
         self._idle: list[_Place] = []
         self._told: set[str] = set()
+        self._opened = contextlib.ExitStack()
 
     @property
     def size(self) -> int:
@@ -100,11 +104,10 @@ class RayCrew:
 
     def close(self) -> None:
         """End the workers, and the cluster if it was started here."""
-        if self._ray is not None:
-            self._ray.shutdown()
-            self._ray = None
-            self._places.clear()
-            self._idle.clear()
+        self._opened.close()
+        self._ray = None
+        self._places.clear()
+        self._idle.clear()
 
     def each(self, work: Work[Item, Result], items: Iterable[Item]) -> Iterator[tuple[int, Result]]:
         """See `Crew`. Raises SpecprobeError where a piece of work, or all places, lost a worker too often."""
@@ -187,6 +190,8 @@ class RayCrew:
                 "one with `ray start --head`, or say --ray without an address"
             ) from None
         self._ray = ray
+        self._opened.callback(ray.shutdown)
+        self._opened.enter_context(contextlib.redirect_stdout(_OwnStream(sys.stdout)))
         self._most, self._resources = self._room([n["Resources"] for n in ray.nodes() if n["Alive"]])
         kind = "GPUs" if "num_gpus" in self._resources else f"{self._replica.threads} threads each"
         where = "of this machine" if self._address == LOCAL else f"of the cluster at {inert(self._address, 80)}"
@@ -266,6 +271,20 @@ class RayCrew:
             raise (cause if isinstance(cause, Exception) else SpecprobeError(f"--ray: {first_line(error)}")) from None
         except self._ray.exceptions.RayError as error:
             raise _LostError(inert(first_line(error), 160)) from None
+
+
+class _OwnStream:
+    """A stream of the thread that made it: where a worker dies, Ray prints from others, and a document may be due."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._owner = stream, threading.current_thread()
+
+    def write(self, text: str) -> int:
+        """Dropped, if it is another's."""
+        return int(self._stream.write(text)) if threading.current_thread() is self._owner else len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class _LostError(Exception):

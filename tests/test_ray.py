@@ -63,6 +63,8 @@ def start(folder: Path, *further: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell has what it runs in the background ignore Ctrl-C, and so would this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -132,13 +134,16 @@ def test_a_worker_that_is_killed_in_the_middle_changes_nothing(folder, alone):
     out, err = finished(process)
     assert err.count("was lost") == 1, err
     assert "its work is given to another" in err
+    # Ray would say the same at length.
+    assert "raylet" not in err
     assert out == alone
 
 
 def test_a_run_that_is_interrupted_goes_on_without_ray(folder, alone):
     process = start(folder / "interrupted", "--ray")
     wait_until(lambda: num_kept(folder / "interrupted") >= 8, process)
-    os.kill(process.pid, signal.SIGINT)
+    # As a terminal does: all of Ray's processes get it, too.
+    os.killpg(process.pid, signal.SIGINT)
     _, err = finished(process, 130)
     assert err.rstrip().splitlines()[-1].startswith("error: interrupted; what was finished is kept")
     kept = num_kept(folder / "interrupted")
@@ -155,7 +160,7 @@ def test_a_run_whose_driver_is_killed_goes_on_without_ray_and_leaves_no_process(
     assert left
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while any(is_running(one) for one in left):
         assert time.monotonic() < deadline, [one for one in left if is_running(one)]
         time.sleep(0.1)
@@ -214,7 +219,12 @@ def test_both_work_and_what_they_raise_is_raised_here(crew_of):
     assert crew.size == 0
     found = dict(crew.each(ray_chores.plain, range(40)))
     assert [found[n][0] for n in range(40)] == [2 * n for n in range(40)]
-    assert len({pid for _, pid, _ in found.values()}) == crew.size == 2
+    deadline = time.monotonic() + 300
+    pids = set()
+    while len(pids) < 2:
+        assert time.monotonic() < deadline
+        pids |= {pid for _, (_, pid, _) in crew.each(ray_chores.plain, range(8))}
+    assert crew.size == 2
     with pytest.raises(SpecprobeError, match="piece 3: no"):
         list(crew.each(ray_chores.refused, [3]))
 
