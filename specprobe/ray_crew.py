@@ -91,7 +91,7 @@ class RayCrew:
         self._stages = stages
         self._ray: Any = None
         self._most = 0
-        self._resources: dict[str, float] = {}
+        self._resources: dict[str, int] = {}
         self._places: list[_Place] = []
         self._idle: list[_Place] = []
         self._told: set[str] = set()
@@ -187,17 +187,19 @@ class RayCrew:
         except Exception as error:  # of several kinds, by what is wrong
             raise SpecprobeError(
                 f"--ray {inert(self._address, 80)}: no cluster answers there ({inert(first_line(error), 200)}); start "
-                "one with `ray start --head`, or say --ray without an address"
+                "one with `ray start --head`, set RAY_AUTH_MODE=token where it asks for a token, or say --ray without "
+                "an address"
             ) from None
         self._ray = ray
         self._opened.callback(ray.shutdown)
         self._opened.enter_context(contextlib.redirect_stdout(_OwnStream(sys.stdout)))
         self._most, self._resources = self._room([n["Resources"] for n in ray.nodes() if n["Alive"]])
-        kind = "GPUs" if "num_gpus" in self._resources else f"{self._replica.threads} threads each"
+        threads = self._resources["num_cpus"]
+        kind = "a GPU each" if "num_gpus" in self._resources else f"{threads} thread{'s' * (threads > 1)} each"
         where = "of this machine" if self._address == LOCAL else f"of the cluster at {inert(self._address, 80)}"
         self._stages.say(f"sharing the work out over up to {self._most} workers {where} ({kind})")
 
-    def _room(self, nodes: list[dict[str, float]]) -> tuple[int, dict[str, float]]:
+    def _room(self, nodes: list[dict[str, float]]) -> tuple[int, dict[str, int]]:
         """How many workers there is room for, and what each takes: a GPU, or as many processors as threads."""
         gpus = sum(int(node.get("GPU", 0)) for node in nodes)
         if self._replica.load.device == "cuda":
@@ -270,7 +272,7 @@ class RayCrew:
             cause = error.cause
             raise (cause if isinstance(cause, Exception) else SpecprobeError(f"--ray: {first_line(error)}")) from None
         except self._ray.exceptions.RayError as error:
-            raise _LostError(inert(first_line(error), 160)) from None
+            raise _LostError(inert(first_line(error), 100)) from None
 
 
 class _OwnStream:

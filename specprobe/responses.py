@@ -451,7 +451,7 @@ def _advancing(advance: Advance, crew: Crew | None) -> Callable[[Progress], None
 
     def on_progress(progress: Progress) -> None:
         done = progress.tokens / max(progress.tokens_at_most, 1)
-        by = f", {crew.size} workers" if crew is not None else ""
+        by = f", {crew.size} worker{'s' * (crew.size > 1)}" if crew is not None else ""
         advance(done, f"{progress.responses}/{progress.responses_wanted} responses{by}")
 
     return on_progress
