@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,31 +47,31 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
     # Now, since a log may have grown when the last response is written.
     files = file_hashes(options.prompts)
     model_free = all(is_model_free(drafter) for drafter in drafters)
-    origin = open_origin(options, profile, workload.prompts, stages, model_free=model_free)
-    max_model_len = context_limit(options, origin)
-    if max_model_len is not None:
-        check_depth_fits(options.depth, max_model_len)
-    samplings = _draft_samplings(options, profile, origin, model_free=model_free)
-    setup = _Setup(options, profile, tuple(drafters), samplings, max_model_len, stages, store)
-    looks = planned_looks(options, origin.requests.prompts, logged=origin.mode == "logged")
-    look, precision = _stopping_look(looks, origin, setup)
-    sources, results = look.sources, look.results
-    return Run(
-        workload=_workload_record(options, workload, files, sources),
-        target=origin.record,
-        engine_profile=profile.name,
-        settings=_settings_record(setup, sources, precision),
-        responses=tuple(
-            _responses_record(trajectories, temperature, origin, include_text=options.include_text)
-            for trajectories, temperature in zip(sources.sets, origin.temperatures, strict=True)
-        ),
-        results=tuple(sorted(results, key=lambda r: (origin.temperatures.index(r.temperature), r.adoption))),
-        notices=(
-            *_all_notices(options, profile, workload, sources, results),
-            *look.notices,
-            *(precision_notices(precision) if precision else ()),
-        ),
-    )
+    with closing(open_origin(options, profile, workload.prompts, stages, model_free=model_free)) as origin:
+        max_model_len = context_limit(options, origin)
+        if max_model_len is not None:
+            check_depth_fits(options.depth, max_model_len)
+        samplings = _draft_samplings(options, profile, origin, model_free=model_free)
+        setup = _Setup(options, profile, tuple(drafters), samplings, max_model_len, stages, store)
+        looks = planned_looks(options, origin.requests.prompts, logged=origin.mode == "logged")
+        look, precision = _stopping_look(looks, origin, setup)
+        sources, results = look.sources, look.results
+        return Run(
+            workload=_workload_record(options, workload, files, sources),
+            target=origin.record,
+            engine_profile=profile.name,
+            settings=_settings_record(setup, sources, precision),
+            responses=tuple(
+                _responses_record(trajectories, temperature, origin, include_text=options.include_text)
+                for trajectories, temperature in zip(sources.sets, origin.temperatures, strict=True)
+            ),
+            results=tuple(sorted(results, key=lambda r: (origin.temperatures.index(r.temperature), r.adoption))),
+            notices=(
+                *_all_notices(options, profile, workload, sources, results),
+                *look.notices,
+                *(precision_notices(precision) if precision else ()),
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,9 +8,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specprobe.trajectory import TokenIds
+from specprobe.trajectory import TokenIds, Trajectory
 
 Result = TypeVar("Result")
+
+# Tokens of one forward pass over whole texts, padding included.
+PASS_TOKENS = 4096
 
 # Results come out in order window by window, so a window bounds what has to wait for its turn.
 WINDOW = 64
@@ -32,9 +35,18 @@ def windows(sizes: Sequence[int], most: int) -> Iterator[list[list[int]]]:
         yield batches
 
 
-def in_order(sizes: Sequence[int], most: int, run: Callable[[list[int]], Iterable[Result]]) -> Iterator[Result]:
-    """The result of every item, in order, where `run` gives those of a batch of indices; batches as in `windows`."""
-    for window in windows(sizes, most):
+def text_windows(trajectories: Sequence[Trajectory]) -> Iterator[list[list[int]]]:
+    """`windows` of whole texts: indices of those that one forward pass runs over.
+
+    What is cut into the texts of one batch again gives this batch, so a batch may be computed anywhere.
+    """
+    sizes = [t.prompt_ids.size + t.output_ids.size + t.tail_ids.size for t in trajectories]
+    return windows(sizes, PASS_TOKENS)
+
+
+def in_order(trajectories: Sequence[Trajectory], run: Callable[[list[int]], Iterable[Result]]) -> Iterator[Result]:
+    """The result of every text, in order, where `run` gives those of a batch of indices; see `text_windows`."""
+    for window in text_windows(trajectories):
         found: dict[int, Result] = {}
         for indices in window:
             found |= zip(indices, run(indices), strict=True)

@@ -27,12 +27,13 @@ from specprobe.cli_options import (
     PlainOption,
     PreferChoice,
     PromptsArgument,
+    RayOption,
     ResponsesChoice,
     RunArgument,
     RunOutOption,
     TrustOption,
 )
-from specprobe.command_group import CommandGroup, describe_defaults
+from specprobe.command_group import CommandGroup, RayCommand, describe_defaults
 from specprobe.errors import SpecprobeError
 from specprobe.exit_status import GATE_FAILED, MUST_CHANGE, run
 from specprobe.option_values import by_depth, json_object, numbers, temperatures
@@ -93,7 +94,7 @@ def inspect(
         raise SpecprobeError(inspection.error)
 
 
-@app.command()
+@app.command(cls=RayCommand)
 def analyze(
     prompts: PromptsArgument,
     target: Annotated[
@@ -154,6 +155,7 @@ def analyze(
         BackendChoice,
         typer.Option("--backend", help="Who writes responses here: transformers, or the vllm package where it is."),
     ] = BackendChoice.transformers,
+    ray: RayOption = None,
     samples: Annotated[int, typer.Option("--samples", help="Responses to each prompt above temperature 0.")] = 1,
     responses: Annotated[
         ResponsesChoice,
@@ -282,6 +284,7 @@ def analyze(
         backend=backend.value,
         server_model=server_model,
         timeout_seconds=timeout,
+        ray=ray,
         read=ReadOptions(
             format=format_name,
             prompt_field=prompt_field,

@@ -80,8 +80,16 @@ DtypeOption = Annotated[
     typer.Option("--dtype", help="float32, bfloat16 or float16. Default: float32 on the CPU, else the checkpoint's."),
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cuda, mps or cpu. Default: the best there is.")]
-
-
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        help="Share the target's work out over a Ray cluster: auto, HOST:PORT or ray://HOST:PORT. Without an address: "
+        "over the GPUs or processors of this machine.",
+        show_default=False,
+    ),
+]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Say what would be done, for how long and in how much memory; do nothing.")
 ]

@@ -9,9 +9,10 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from specprobe.errors import SpecprobeError
+from specprobe.option_values import ray_address_added
 from specprobe.project_defaults import (
     WITHOUT_DEFAULTS,
     Option,
@@ -24,6 +25,14 @@ from specprobe.project_defaults import (
 
 # `gate` lays its own table under its options.
 OWN_READER = "gate"
+
+
+class RayCommand(TyperCommand):
+    """A command whose --ray may stand alone: options of typer either always have a value, or never."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As for all commands."""
+        return super().parse_args(ctx, ray_address_added(args))
 
 
 class CommandGroup(TyperGroup):

@@ -31,13 +31,25 @@ def open_all(parsed: Sequence[Parsed], context: DraftContext) -> list[OpenDrafte
     """
     halves = [drafter.second for drafter in parsed if isinstance(drafter, HybridSpec)]
     shared = [half for number, half in enumerate(halves) if half in parsed or half in halves[:number]]
-    opened = [(half, OpenRemembered(open_drafter(half, context))) for half in shared if isinstance(half, ModelSpec)]
+    opened = [(half, OpenRemembered(_open_model(half, context))) for half in shared if isinstance(half, ModelSpec)]
 
     def open_one(drafter: Parsed) -> OpenDrafter:
         found = next((remembered for half, remembered in opened if half == drafter), None)
+        if found is None and isinstance(drafter, ModelSpec):
+            return _open_model(drafter, context)
         return found or open_drafter(drafter, context, open_one)
 
     return [open_one(drafter) for drafter in parsed]
+
+
+def _open_model(spec: ModelSpec, context: DraftContext) -> OpenDrafter:
+    """To be loaded here, or by the target's crew where it has one."""
+    opened = open_drafter(spec, context)
+    if context.target is None or context.target.crew is None:
+        return opened
+    from specprobe.shared_drafting import OpenShared
+
+    return OpenShared(opened, spec, context)
 
 
 def replay_all(

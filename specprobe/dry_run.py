@@ -19,6 +19,7 @@ from specprobe.analyze import planned_drafters, planned_looks
 from specprobe.cost_sources import CostOptions, drafter_specs, load_timed, timed_grid, timed_name
 from specprobe.drafters import MODEL_FREE, HybridSpec, ModelSpec, Parsed, is_model_free, parse_drafter
 from specprobe.embedded import find_embedded, is_embedded
+from specprobe.errors import SpecprobeError
 from specprobe.measure import MAX_REPEATS, MIN_REPEATS, SECONDS_PER_BLOCK, WARMUPS, CostGrid, measure_drafter
 from specprobe.memory import used_bytes
 from specprobe.options import AnalyzeOptions
@@ -49,6 +50,8 @@ OWN_MODEL = "drafts with a model, whose pace is not probed"
 
 def plan_analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | None) -> Plan:
     """Reads the workload, loads the target where it is here, and looks what is stored."""
+    if options.ray is not None:
+        raise SpecprobeError("--dry-run: foresees what one process takes, not a cluster; leave --ray out")
     profile = resolve_profile(options.engine)
     drafters = planned_drafters(options, profile)
     begin = time.perf_counter()

@@ -11,29 +11,57 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from specprobe.batches import padded_ids, windows
+from specprobe.batches import padded_ids, text_windows
+from specprobe.crew import Bench
 from specprobe.drafters.base import known_tokens
 from specprobe.errors import SpecprobeError
 from specprobe.paths import PRIVATE_FILE, file_errors
 from specprobe.target import Target
-from specprobe.trajectory import Trajectory
+from specprobe.trajectory import TokenIds, Trajectory
 
 # The target's last hidden state after its final norm: what its head reads.
 LAST = -1
-# Tokens of one forward pass, padding included.
-_PASS_TOKENS = 4096
 _NOTE = "the target's hidden states are kept there while drafters run; finished responses are safe"
 
 
+class Features(Protocol):
+    """States of the target by tap: a tap k >= 0 is what enters layer k (k = layers: what leaves the last), or LAST."""
+
+    def read(self, tap: int, trajectory: Trajectory) -> torch.Tensor:
+        """[tokens of prompt, response and tail, hidden size], on the CPU."""
+
+
 @dataclass(frozen=True, slots=True)
-class Features:
-    """States of the target by tap: a tap k >= 0 is what enters layer k (k = layers: what leaves the last), or LAST.
+class CarriedFeatures:
+    """States of a few trajectories that travel with them, by tap: `rows` uint8, [tokens, bytes of a row]."""
+
+    rows: Mapping[bytes, Mapping[int, NDArray[np.uint8]]] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+
+    def read(self, tap: int, trajectory: Trajectory) -> torch.Tensor:
+        """See `Features`."""
+        # What another process sent cannot be written to, and tensors can.
+        return torch.from_numpy(self.rows[_key(trajectory)][tap].copy()).view(self.dtype)
+
+
+def carried(features: Features, taps: Sequence[int], trajectories: Sequence[Trajectory]) -> CarriedFeatures:
+    """The states of these trajectories, to be sent to another process."""
+    states = {_key(t): {tap: features.read(tap, t) for tap in taps} for t in trajectories}
+    dtype = next((state.dtype for by_tap in states.values() for state in by_tap.values()), torch.float32)
+    return CarriedFeatures({key: {tap: _bytes(by_tap[tap]) for tap in taps} for key, by_tap in states.items()}, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFeatures:
+    """States on the disk.
 
     The file of a tap holds one row [hidden size] for each token of each trajectory's prompt, response and tail, in the
     precision the target computed in. `rows`: the first row and the number of rows of a trajectory.
@@ -45,7 +73,7 @@ class Features:
     dtype: torch.dtype
 
     def read(self, tap: int, trajectory: Trajectory) -> torch.Tensor:
-        """[tokens, hidden size], on the CPU."""
+        """See `Features`."""
         first, count = self.rows[_key(trajectory)]
         row_bytes = self.hidden_size * self.dtype.itemsize
         path = _path(self.folder, tap)
@@ -61,34 +89,50 @@ def capture_features(
     taps: Sequence[int],
     folder: Path,
     on_response: Callable[[int], None] | None = None,
-) -> Features:
+) -> StoredFeatures:
     """Run the target over trajectories and keep the states at `taps` in files under `folder`; equal ones once.
 
     Raises SpecprobeError where the disk cannot hold them.
     """
-    distinct = {_key(trajectory): trajectory for trajectory in trajectories}
-    works = list(distinct.values())
-    lengths = [t.prompt_ids.size + t.output_ids.size + t.tail_ids.size for t in works]
+    works = list({_key(trajectory): trajectory for trajectory in trajectories}.values())
+    batches = [batch for window in text_windows(works) for batch in window]
     rows: dict[bytes, tuple[int, int]] = {}
     written = 0
     with contextlib.ExitStack() as stack:
         with file_errors(folder, _NOTE):
             files = {tap: stack.enter_context(open(_path(folder, tap), "wb", opener=_private)) for tap in taps}
-        stack.enter_context(torch.inference_mode())
-        recorded = stack.enter_context(recording(target, taps))
-        for batch in (b for window in windows(lengths, _PASS_TOKENS) for b in window):
-            ids = padded_ids([known_tokens(works[i]) for i in batch])
-            with contextlib.suppress(_EnoughError):
-                target.decoder(input_ids=torch.from_numpy(ids).to(target.device), use_cache=False)
-            for row, index in enumerate(batch):
-                rows[_key(works[index])] = written, lengths[index]
-                written += lengths[index]
+        texts = (([known_tokens(works[i]) for i in batch], tuple(taps)) for batch in batches)
+        for number, found in target.each(_states_of_batch, texts):
+            for index, states in zip(batches[number], found, strict=True):
+                count = len(known_tokens(works[index]))
+                rows[_key(works[index])] = written, count
+                written += count
                 for tap, file in files.items():
-                    # Some models keep this stream in float32 beside narrower weights.
-                    _write(file, recorded[tap][row, : lengths[index]].to(target.model.dtype), folder)
+                    _write(file, states[tap], folder)
                 if on_response is not None:
                     on_response(len(rows))
-    return Features(folder, rows, target.text_config.hidden_size, target.model.dtype)
+    return StoredFeatures(folder, rows, target.text_config.hidden_size, target.model.dtype)
+
+
+def _states_of_batch(
+    bench: Bench, item: tuple[Sequence[TokenIds], Sequence[int]]
+) -> list[dict[int, NDArray[np.uint8]]]:
+    """By text and tap: [tokens, bytes of a row], in the precision of the weights."""
+    target, (texts, taps) = bench.target, item
+    with torch.inference_mode(), recording(target, taps) as recorded:
+        ids = torch.from_numpy(padded_ids(texts)).to(target.device)
+        with contextlib.suppress(_EnoughError):
+            target.decoder(input_ids=ids, use_cache=False)
+        # Some models keep this stream in float32 beside narrower weights.
+        return [
+            {tap: _bytes(recorded[tap][row, : len(text)].to(target.model.dtype)) for tap in taps}
+            for row, text in enumerate(texts)
+        ]
+
+
+def _bytes(states: torch.Tensor) -> NDArray[np.uint8]:
+    # numpy has no bfloat16: the bytes go out as they are.
+    return states.contiguous().cpu().view(torch.uint8).numpy()
 
 
 def _private(path: str, flags: int) -> int:
@@ -149,10 +193,9 @@ def recording(target: Target, taps: Sequence[int], *, stops: bool = True) -> Ite
         recorded.clear()
 
 
-def _write(file: BinaryIO, states: torch.Tensor, folder: Path) -> None:
+def _write(file: BinaryIO, states: NDArray[np.uint8], folder: Path) -> None:
     with file_errors(folder, _NOTE):
-        # numpy has no bfloat16: the bytes go out as they are.
-        file.write(states.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        file.write(states.tobytes())
         file.flush()
 
 

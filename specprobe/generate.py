@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specprobe.crew import Bench
 from specprobe.distribution import History, RowProcessors, entropy
 from specprobe.errors import SpecprobeError
 from specprobe.kv_cache import new_cache
@@ -44,11 +45,13 @@ def generate(
     limits = [output_limit(longest, len(r.prompt_ids), sampling, r.max_new_tokens) for r in requests]
     kept = store.open(_settings(target, sampling)) if store else None
     tally = Tally(limits, on_progress)
-    responses: dict[int, Response] = {}
-    for batch in plan_batches([len(r.prompt_ids) for r in requests], limits, sampling.batch_size):
-        rows = [_Row(requests[i], limits[i]) for i in batch]
-        found = _finish_batch(target, rows, sampling, kept, tally)
-        responses |= zip(batch, found, strict=True)
+    plan = plan_batches([len(r.prompt_ids) for r in requests], limits, sampling.batch_size)
+    batches = [_Batch(indices, [_Row(requests[i], limits[i]) for i in indices], kept, tally) for indices in plan]
+    unfinished = [batch for batch in batches if not batch.is_finished]
+    for number, tokens, ended in _written(target, unfinished, sampling):
+        unfinished[number].take(ended)
+        tally.step(tokens)
+    responses = {i: response for batch in batches for i, response in batch.responses()}
     return Generated(tuple(responses[i] for i in range(len(requests))), tally.reused, tally.changed)
 
 
@@ -86,32 +89,57 @@ class _Row:
     limit: int
 
 
-def _finish_batch(
-    target: Target,
-    rows: Sequence[_Row],
-    sampling: Sampling,
-    kept: SettingsStore | None,
-    tally: Tally,
-) -> list[Response]:
-    keys = [row.request.key for row in rows]
-    batch = digest(*(key.encode() for key in keys))
-    stored = kept.load(batch) if kept else {}
-    if all(key in stored for key in keys):
-        for row, key in zip(rows, keys, strict=True):
-            tally.reuse(row.limit, stored[key])
-        return [stored[key] for key in keys]
-    for tokens, finished in _steps(target, rows, sampling):
-        for index, response in finished:
-            key = keys[index]
-            if key in stored:
-                tally.changed += not np.array_equal(stored[key].output_ids, response.output_ids)
+class _Batch:
+    """Requests that are written together, and their responses as far as there are any.
+
+    `indices`: of the requests in the workload.
+    """
+
+    def __init__(self, indices: Sequence[int], rows: Sequence[_Row], kept: SettingsStore | None, tally: Tally) -> None:
+        self.rows = rows
+        self._indices, self._kept, self._tally = indices, kept, tally
+        self._keys = [row.request.key for row in rows]
+        self._name = digest(*(key.encode() for key in self._keys))
+        self._responses = kept.load(self._name) if kept else {}
+        self.is_finished = all(key in self._responses for key in self._keys)
+        if self.is_finished:
+            for row, key in zip(rows, self._keys, strict=True):
+                tally.reuse(row.limit, self._responses[key])
+
+    def take(self, ended: Sequence[tuple[int, Response]]) -> None:
+        """Responses that have ended, by row; those that were stored before count, and are not kept twice."""
+        for row, response in ended:
+            key = self._keys[row]
+            if key in self._responses:
+                self._tally.changed += not np.array_equal(self._responses[key].output_ids, response.output_ids)
             else:
-                stored[key] = response
-                if kept:
-                    kept.append(batch, key, response)
-            tally.finish(rows[index].limit, response)
-        tally.step(tokens)
-    return [stored[key] for key in keys]
+                self._responses[key] = response
+                if self._kept:
+                    self._kept.append(self._name, key, response)
+            self._tally.finish(self.rows[row].limit, response)
+
+    def responses(self) -> Iterator[tuple[int, Response]]:
+        """By index in the workload, once all have ended."""
+        return ((index, self._responses[key]) for index, key in zip(self._indices, self._keys, strict=True))
+
+
+def _written(
+    target: Target, batches: Sequence[_Batch], sampling: Sampling
+) -> Iterator[tuple[int, int, list[tuple[int, Response]]]]:
+    """Number of a batch, tokens written, and responses that ended: step by step here, whole batches of a crew."""
+    if target.crew is None:
+        for number, batch in enumerate(batches):
+            for tokens, ended in _steps(target, batch.rows, sampling):
+                yield number, tokens, ended
+        return
+    # The tokens are all that it takes: the turns that they were made of stay here.
+    bare = ([_Row(replace(row.request, prompt=None), row.limit) for row in batch.rows] for batch in batches)
+    for number, ended in target.crew.each(_write_batch, ((rows, sampling) for rows in bare)):
+        yield number, sum(response.output_ids.size for _, response in ended), ended
+
+
+def _write_batch(bench: Bench, item: tuple[Sequence[_Row], Sampling]) -> list[tuple[int, Response]]:
+    return [found for _, ended in _steps(bench.target, *item) for found in ended]
 
 
 def _steps(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,16 +95,15 @@ def measure_drafting(
 
 def _load(target: Target, timed: TimedDrafter, grid: CostGrid, forward: Forward) -> LiveDrafter | None:
     """The drafter, ready to draft in earnest, on memory that was looked at before."""
-    from specprobe.features import Features
+    from specprobe.features import CarriedFeatures
     from specprobe.live_drafters import live_drafter
 
     if forward == "eager forward, growing cache":
         return None
     # Most weights are stored in 16 bits.
     check_memory(target, grid, timed.weight_bytes * target.model.dtype.itemsize // 2)
-    none_captured: Mapping[bytes, tuple[int, int]] = {}
-    features = Features(Path(), none_captured, target.text_config.hidden_size, target.model.dtype)
-    drafter = live_drafter(timed.opened.load(features), target)
+    # Nothing is read: what it drafts from is computed as it goes.
+    drafter = live_drafter(timed.opened.load(CarriedFeatures()), target)
     if drafter is None:
         return None
     check_memory(target, grid, drafter_cache_bytes=drafter.cache_token_bytes)

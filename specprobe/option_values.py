@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
@@ -10,6 +11,8 @@ from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
 
 Number = TypeVar("Number", int, float)
+# What may follow --ray: a word, or a host and port.
+RAY_ADDRESS = re.compile(r"local|auto|(ray://)?(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 
 
 def temperatures(text: str | None) -> tuple[float, ...] | Literal["log"] | None:
@@ -44,6 +47,17 @@ def by_depth(pairs: Sequence[str], option: str) -> dict[int, float]:
     if len(values) < len(pairs):
         raise SpecprobeError(f"{option}: a depth is given twice")
     return values
+
+
+def ray_address_added(arguments: Sequence[str]) -> list[str]:
+    """The same words, with `local` after a --ray that has no address of its own."""
+    words = list(arguments)
+    for number, word in enumerate(words):
+        if word == "--":
+            break
+        if word == "--ray" and not RAY_ADDRESS.fullmatch((*words[number + 1 :], "")[0]):
+            words[number] = "--ray=local"
+    return words
 
 
 def json_object(text: str | None, option: str) -> dict[str, Any]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from specprobe import defaults
 from specprobe.causal_lm import LoadOptions
 from specprobe.errors import SpecprobeError
+from specprobe.notices import inert
+from specprobe.option_values import RAY_ADDRESS
 from specprobe.processors import PLAIN, Processors
 from specprobe.profiles import DraftSampling
 from specprobe.scan import ReadOptions
@@ -35,7 +38,8 @@ class AnalyzeOptions:
     """Everything that decides what `analyze` does; refused where it makes no sense, before any work is done.
 
     `target`: a Hub id or folder, or the address of a server; None for the embedded one. `backend`: who writes
-    responses where it is no server. `server_model`, `timeout_seconds`: of a server.
+    responses where it is no server. `server_model`, `timeout_seconds`: of a server. `ray`: the cluster over which the
+    target's work is shared out, "local" for one that is started here; None for this process alone.
 
     `temperatures`: None for 0 where responses are generated, and for what the log says where they are logged;
     FROM_LOG for each row's own, with its other sampling settings. `processors`: what else requests ask for, where
@@ -69,6 +73,7 @@ class AnalyzeOptions:
     backend: Backend = "transformers"
     server_model: str | None = None
     timeout_seconds: float = defaults.TIMEOUT_SECONDS
+    ray: str | None = None
     read: ReadOptions = field(default_factory=ReadOptions)
     logged_cut_at: int | None = None
 
@@ -104,6 +109,7 @@ class AnalyzeOptions:
             if text == "":
                 raise SpecprobeError(f"--{name}: is empty; give a folder or a Hub id, or leave it out")
         self._check_server()
+        self._check_ray()
         if self.tokenizer is not None and self.responses == "generate" and not self.is_served:
             raise SpecprobeError("--tokenizer: is for logged text; what is generated is cut by the target's own")
         if self.max_model_len is not None:
@@ -139,6 +145,24 @@ class AnalyzeOptions:
             )
         if self.backend != "transformers":
             raise SpecprobeError("--backend: --target is a server, which writes itself; leave --backend out")
+
+    def _check_ray(self) -> None:
+        if self.ray is None:
+            return
+        if self.is_served:
+            raise SpecprobeError(
+                "--ray: --target is a server, which scales by itself; leave --ray out, and raise --batch-size to keep "
+                "it busy"
+            )
+        if self.backend != "transformers":
+            raise SpecprobeError("--ray: vLLM shares its work out by itself; leave --ray or --backend out")
+        if not RAY_ADDRESS.fullmatch(self.ray):
+            raise SpecprobeError(
+                f"--ray {inert(self.ray, 80)}: no address; write auto, HOST:PORT or ray://HOST:PORT, or --ray alone "
+                "for this machine"
+            )
+        if find_spec("ray") is None:
+            raise SpecprobeError("--ray: Ray is not here; pip install 'specprobe[ray]', on every node of the cluster")
 
     def _check_temperatures(self) -> None:
         if self.temperatures is None or self.temperatures == FROM_LOG:

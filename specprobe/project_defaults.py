@@ -24,6 +24,8 @@ WITHOUT_DEFAULTS = frozenset({"doctor", "schema", "clean"})
 # Files to read. What is written, and what runs code, is said by whoever types the command: files of settings come with
 # repositories of other people.
 PATHS_TO_READ = frozenset({"cost", "trace"})
+# Prompts go to a cluster, and what comes back can run code.
+COMMAND_LINE_ONLY = frozenset({"ray"})
 # One or more numbers, which the command line takes as text.
 LISTS = frozenset({"temperature", "concurrency", "context"})
 # By command, options of which one excludes those beside it: if the command line has one, the file's others are no
@@ -134,6 +136,8 @@ def apply_defaults(
 
 
 def _may_be_set(option: Option) -> bool:
+    if option.flag in COMMAND_LINE_ONLY:
+        return False
     if option.kind is bool:
         # A flag that has no opposite could not be taken back on the command line.
         return option.can_be_unsaid

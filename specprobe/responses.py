@@ -19,6 +19,7 @@ from specprobe.trajectories import LOST, TrajectorySet, generated_trajectories, 
 from specprobe.trajectory import TokenIds, token_ids
 
 if TYPE_CHECKING:
+    from specprobe.crew import Crew
     from specprobe.endpoint import Endpoint
     from specprobe.mismatch import Mismatch
     from specprobe.store import TrajectoryStore
@@ -64,6 +65,11 @@ class Origin:
         if self.elsewhere is not None:
             return self.elsewhere.record
         return asdict(self.target.record) if self.target else None
+
+    def close(self) -> None:
+        """End what works for the target in other processes."""
+        if self.target is not None:
+            self.target.close()
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -295,6 +301,11 @@ def _logged_origin(
         raise SpecprobeError(
             "--draft-sampling sampled: needs the target's probability of the logged tokens; name it with --target"
         )
+    if options.target is None and options.ray is not None:
+        raise SpecprobeError(
+            "--ray: shares out what the target does, and logged answers are replayed without one; name it with "
+            "--target, or leave --ray out"
+        )
     target = _load_target(options, stages) if options.target is not None else None
     tokenizer = target.tokenizer if target else None
     holds_text = any(p.token_ids is None or p.answer_token_ids is None for p in prompts if p.has_answer)
@@ -420,7 +431,7 @@ def _generated(
                     batch_size=options.batch_size,
                     store=store,
                     on_prompt=counting(_telling(advance), len(group.prompts), "prompts"),
-                    on_progress=_advancing(advance),
+                    on_progress=_advancing(advance, origin.target.crew if origin.target else None),
                 )
             if found.reused:
                 stages.say(f"{found.reused} responses at temperature {temperature:g} were there already")
@@ -454,12 +465,13 @@ def _telling(advance: Advance) -> Advance:
     return lambda _done, note: advance(0.0, f"{note} cut into tokens")
 
 
-def _advancing(advance: Advance) -> Callable[[Progress], None]:
+def _advancing(advance: Advance, crew: Crew | None) -> Callable[[Progress], None]:
     """Tell a progress bar of the share of tokens that are written; the rest is an upper bound, so it jumps ahead."""
 
     def on_progress(progress: Progress) -> None:
         done = progress.tokens / max(progress.tokens_at_most, 1)
-        advance(done, f"{progress.responses}/{progress.responses_wanted} responses")
+        by = f", {crew.size} worker{'s' * (crew.size > 1)}" if crew is not None else ""
+        advance(done, f"{progress.responses}/{progress.responses_wanted} responses{by}")
 
     return on_progress
 
@@ -468,7 +480,12 @@ def _load_target(options: AnalyzeOptions, stages: Stages) -> Target:
     from specprobe.target import load_target
 
     stages.say(f"loading {inert(options.target or 'the embedded target', 200)}")
-    return load_target(options.target, **asdict(options.load), template_kwargs=options.template_kwargs)
+    target = load_target(options.target, **asdict(options.load), template_kwargs=options.template_kwargs)
+    if options.ray is None:
+        return target
+    from specprobe.ray_crew import with_ray
+
+    return with_ray(target, options, stages)
 
 
 def context_limit(options: AnalyzeOptions, origin: Origin) -> int | None:

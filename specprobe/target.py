@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from specprobe.causal_lm import (
     loading_errors,
     move,
 )
+from specprobe.crew import Bench, Item, Result
 from specprobe.embedded import EMBEDDED_NAME, HUB_NAME, embedded_folder, is_embedded, missing_error
 from specprobe.errors import SpecprobeError, UnreachableError
 from specprobe.processors import DEFAULT_RULE, ProcessingRule
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from specprobe.crew import Crew, Work
     from specprobe.notices import Notice
     from specprobe.prompt import Prompt
     from specprobe.store import TrajectoryStore
@@ -85,11 +87,15 @@ class Score:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A transformers model in evaluation mode, with its tokenizer and record."""
+    """A transformers model in evaluation mode, with its tokenizer and record.
+
+    `crew`: other processes that do its passes over text, where there are any.
+    """
 
     model: Any
     tokenizer: Tokenizer
     record: TargetRecord
+    crew: Crew | None = None
 
     @property
     def device(self) -> torch.device:
@@ -147,6 +153,28 @@ class Target:
         elif self.device.type == "mps":
             torch.mps.empty_cache()
 
+    def park_layers(self) -> None:
+        """Keep the layers in main memory, for drafters to look at, while a GPU's is needed for something else."""
+        import torch
+
+        if self.device.type == "cuda" and self.shows_states:
+            self.layers.to("cpu")
+            torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        """Let the crew go."""
+        if self.crew is not None:
+            self.crew.close()
+
+    def each(self, work: Work[Item, Result], items: Iterable[Item]) -> Iterator[tuple[int, Result]]:
+        """The number of each item and what `work` made of it: in order here, in any order where there is a crew."""
+        if self.crew is not None:
+            yield from self.crew.each(work, items)
+            return
+        bench = Bench(self)
+        for number, item in enumerate(items):
+            yield number, work(bench, item)
+
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """The ids that end a response."""
@@ -197,15 +225,13 @@ class Target:
         on_response: Callable[[], None] | None = None,
     ) -> list[Score]:
         """Each response under this model, as its request asks: could it have written it? In the order given."""
-        import torch
-
+        batches = list(self._score_batches(trajectories))
         scores: dict[int, Score] = {}
-        with torch.inference_mode():
-            for batch in self._score_batches(trajectories):
-                for index, score in zip(batch, self._score_batch([trajectories[i] for i in batch], rule), strict=True):
-                    scores[index] = score
-                    if on_response:
-                        on_response()
+        for number, found in self.each(_score_batch, (([trajectories[i] for i in batch], rule) for batch in batches)):
+            for index, score in zip(batches[number], found, strict=True):
+                scores[index] = score
+                if on_response:
+                    on_response()
         return [scores[i] for i in range(len(trajectories))]
 
     def _score_batches(self, trajectories: Sequence[Trajectory]) -> Iterator[list[int]]:
@@ -223,19 +249,6 @@ class Target:
             batch.append(index)
         if batch:
             yield batch
-
-    def _score_batch(self, trajectories: Sequence[Trajectory], rule: ProcessingRule) -> Iterator[Score]:
-        import torch
-
-        rows = [np.concatenate([t.prompt_ids, t.output_ids]) for t in trajectories]
-        first = min(len(t.prompt_ids) for t in trajectories) - 1
-        inputs = torch.from_numpy(padded_ids(rows)).to(self.device)
-        length = inputs.shape[1]
-        logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=length - first).logits
-        for row, trajectory in enumerate(trajectories):
-            start = len(trajectory.prompt_ids) - 1 - first
-            stop = start + len(trajectory.output_ids)
-            yield _score(logits[row, start:stop], trajectory, rule)
 
 
 def load_target(
@@ -318,6 +331,24 @@ def _logits_size(trajectories: Sequence[Trajectory], vocab_size: int) -> int:
     first = min(len(t.prompt_ids) for t in trajectories)
     last = max(len(t.prompt_ids) + len(t.output_ids) for t in trajectories)
     return len(trajectories) * (last - first + 1) * vocab_size
+
+
+def _score_batch(bench: Bench, item: tuple[Sequence[Trajectory], ProcessingRule]) -> list[Score]:
+    import torch
+
+    target, (trajectories, rule) = bench.target, item
+    rows = [np.concatenate([t.prompt_ids, t.output_ids]) for t in trajectories]
+    first = min(len(t.prompt_ids) for t in trajectories) - 1
+    inputs = torch.from_numpy(padded_ids(rows)).to(target.device)
+    length = inputs.shape[1]
+    scores = []
+    with torch.inference_mode():
+        logits = target.model(input_ids=inputs, use_cache=False, logits_to_keep=length - first).logits
+        for row, trajectory in enumerate(trajectories):
+            start = len(trajectory.prompt_ids) - 1 - first
+            stop = start + len(trajectory.output_ids)
+            scores.append(_score(logits[row, start:stop], trajectory, rule))
+    return scores
 
 
 def _score(logits: torch.Tensor, trajectory: Trajectory, rule: ProcessingRule) -> Score:

@@ -36,11 +36,12 @@ _ALL_BUT_CERTAIN = -0.1
 class TargetDistribution:
     """p of the target over the vocabulary, response by response, as an engine processes it.
 
-    Known once `take` was given what the target's head read. `notices`: why it is not, where it cannot be.
+    Known once there is what the target's head read. `notices`: why it is not, where it cannot be.
     """
 
     def __init__(self, target: Target, rule: ProcessingRule) -> None:
-        self._name, self._rule, self._device = target.record.name, rule, target.device
+        self._name, self._device = target.record.name, target.device
+        self.rule = rule
         self._head = target.model.get_output_embeddings()
         self._features: Features | None = None
         self._is_of_the_text = True
@@ -51,13 +52,22 @@ class TargetDistribution:
         self._is_of_the_text = False
 
     @property
+    def is_known(self) -> bool:
+        """Whether there are states to make p of."""
+        return self._features is not None
+
+    @property
     def is_wanted(self) -> bool:
         """Whether what the head reads is of use."""
         return self._is_of_the_text
 
+    def use(self, features: Features) -> None:
+        """From now on p follows from these states."""
+        self._features = features
+
     def take(self, features: Features, trajectories: Sequence[Trajectory]) -> None:
         """Use captured states, if head and states give the log p that these trajectories were written with."""
-        self._features = features
+        self.use(features)
         errors: list[float] = []
         for trajectory in trajectories:
             known = self.of(trajectory)
@@ -80,7 +90,7 @@ class TargetDistribution:
             return None
         first = trajectory.prompt_ids.size - 1
         states = self._features.read(LAST, trajectory)[first : first + trajectory.output_ids.size].to(self._device)
-        return ResponseDistribution(trajectory, states, self._head, self._rule)
+        return ResponseDistribution(trajectory, states, self._head, self.rule)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

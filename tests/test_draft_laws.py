@@ -217,7 +217,7 @@ def test_a_head_counts_what_its_literal_implementation_counts(case, limit):
 def test_batches_do_not_change_what_a_head_counts(case, monkeypatch):
     drafter = case.load(case.works)
     together = replay(drafter, case.works, case.depth)
-    monkeypatch.setattr("specprobe.drafters.heads.BATCH_TOKENS", 1)
+    monkeypatch.setattr("specprobe.batches.PASS_TOKENS", 1)
     monkeypatch.setattr("specprobe.drafters.heads.ROUNDS_AT_ONCE", 4)
     monkeypatch.setattr("specprobe.drafters.dflash.ROUNDS_AT_ONCE", 3)
     monkeypatch.setattr("specprobe.drafters.scores._LOGIT_VALUES", 3 << 17)

@@ -23,7 +23,7 @@ from specprobe.cost import CostPoint, CostTable, DraftingPoint
 from specprobe.cost_sources import CostOptions
 from specprobe.drafters import parse_drafter
 from specprobe.errors import SpecprobeError
-from specprobe.features import Features
+from specprobe.features import CarriedFeatures
 from specprobe.hardware import find_hardware
 from specprobe.live_drafters import live_drafter
 from specprobe.measure import (
@@ -249,7 +249,7 @@ def test_what_a_cuda_graph_records_is_repeatable(method, tmp_path, monkeypatch):
         "eagle3": lambda: write_eagle3(tmp_path / "head", target.model.config),
     }[method]()
     (found,) = timed(target, [f"{method}:{model}"])
-    drafter = live_drafter(found.opened.load(Features(tmp_path, {}, 32, torch.float32)), target)
+    drafter = live_drafter(found.opened.load(CarriedFeatures()), target)
     monkeypatch.setattr("specprobe.cuda_graph.captured", captured_here)
     points = measure_block(target, 2, 8, [1, 4], "CUDA graph")
     assert [(p.batch, p.query_tokens, p.context) for p in points] == [(2, 1, 8), (2, 4, 8)]

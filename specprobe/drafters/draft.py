@@ -43,9 +43,6 @@ from specprobe.target_distribution import ResponseDistribution
 from specprobe.tokens import load_tokenizer
 from specprobe.trajectory import Trajectory
 
-# Tokens of one forward pass, padding included.
-_PASS_TOKENS = 4096
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
@@ -111,7 +108,6 @@ class PrefixDrafter:
     def proposals(self, trajectories: Iterable[Trajectory], depth: int, limits: Limits) -> Iterator[Proposals]:
         """Batches of responses of like length, in windows, so that results come in order."""
         works = list(trajectories)
-        sizes = [t.prompt_ids.size + t.output_ids.size + t.tail_ids.size for t in works]
 
         def run(indices: list[int]) -> Iterator[Proposals]:
             # Requests of one temperature may differ in what else they ask for.
@@ -123,7 +119,7 @@ class PrefixDrafter:
             for work, rule, p, found in zip(some, rules, known, scored, strict=True):
                 yield self._proposals(work, depth, limits, found, rule, p)
 
-        yield from in_order(sizes, _PASS_TOKENS, run)
+        yield from in_order(works, run)
 
     def _proposals(
         self,

@@ -41,9 +41,8 @@ from specprobe.features import Features
 from specprobe.target_distribution import ResponseDistribution
 from specprobe.trajectory import Trajectory
 
-# Tokens of a batch, padding included, and rounds of a response that are drafted together: the mask of a pass is
-# rounds x (tokens + rounds x depth) for each response.
-BATCH_TOKENS = 4096
+# Rounds of a response that are drafted together: the mask of a pass is rounds x (tokens + rounds x depth) for each
+# response.
 ROUNDS_AT_ONCE = 512
 
 
@@ -119,7 +118,6 @@ class HeadDrafter:
     def proposals(self, trajectories: Iterable[Trajectory], depth: int, limits: Limits) -> Iterator[Proposals]:
         """Batches of responses of like length, in windows, so that results come in order."""
         works = list(trajectories)
-        sizes = [len(t.prompt_ids) + len(t.output_ids) for t in works]
 
         def run(indices: list[int]) -> Iterator[Proposals]:
             some = [works[i] for i in indices]
@@ -136,7 +134,7 @@ class HeadDrafter:
             for row, (work, rule, p) in enumerate(zip(some, rules, known, strict=True)):
                 yield self._proposals(work, depth, limits, [found.of(row, work) for found in scores], rule, p)
 
-        yield from in_order(sizes, BATCH_TOKENS, run)
+        yield from in_order(works, run)
 
     def _proposals(
         self,
