@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from specprobe.distribution import History, RowProcessors, entropy
 from specprobe.errors import SpecprobeError
 from specprobe.kv_cache import new_cache
-from specprobe.store import Response, SettingsStore, TrajectoryStore
+from specprobe.store import Kept, Response, SettingsStore, TrajectoryStore
 from specprobe.target import Target
 from specprobe.trajectory import TokenIds, token_ids
 from specprobe.writing import Generated, Progress, Request, Sampling, Tally, digest, output_limit
@@ -51,7 +51,9 @@ def generate(
         rows = [_Row(requests[i], limits[i]) for i in batch]
         found = _finish_batch(target, rows, sampling, kept, tally)
         responses |= zip(batch, found, strict=True)
-    return Generated(tuple(responses[i] for i in range(len(requests))), tally.reused, tally.changed)
+    return Generated(
+        tuple(responses[i] for i in range(len(requests))), tally.reused, tally.changed, tuple(tally.damage)
+    )
 
 
 def plan_batches(prompt_tokens: Sequence[int], limits: Sequence[int], batch_size: int) -> list[list[int]]:
@@ -97,11 +99,13 @@ def _finish_batch(
 ) -> list[Response]:
     keys = [row.request.key for row in rows]
     batch = digest(*(key.encode() for key in keys))
-    stored = kept.load(batch) if kept else {}
+    found = kept.read(batch) if kept else Kept({}, ())
+    stored = found.responses
     if all(key in stored for key in keys):
         for row, key in zip(rows, keys, strict=True):
             tally.reuse(row.limit, stored[key])
         return [stored[key] for key in keys]
+    tally.damage += found.damage
     for tokens, finished in _steps(target, rows, sampling):
         for index, response in finished:
             key = keys[index]
