@@ -25,6 +25,8 @@ HEADER_PART = re.compile(r"[^\s/]+(?: %)?/?|/")
 # A word with the unit that belongs to it.
 WORD = re.compile(r"\S+(?: (?:%|ms|s|min|GB|MB)(?!\w)\S*)*")
 Fact = tuple[str, str]
+# Has every character: a line to be copied is not spelled otherwise, but for what controls terminals.
+ANY = "utf-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Copyable(Block):
 
     def lines(self, medium: Medium) -> list[Text]:  # noqa: ARG002
         """As it is, below its comment."""
-        return [Text(f"# {self.comment}"), Text(self.line)]
+        return [Text(legible(f"# {self.comment}", ANY)), Text(legible(self.line, ANY))]
 
     def facts(self) -> list[Fact]:
         """One."""

@@ -1043,6 +1043,7 @@ def export(
             print(f"wrote {written.rows} rows of {len(written.columns)} columns to {written.file}")
         return
     from specprobe.configuration import export_configuration
+    from specprobe.legible import legible
     from specprobe.paths import write_private
     from specprobe.result_choice import Choice
 
@@ -1061,7 +1062,7 @@ def export(
     if as_json:
         _print_json(exported.to_json())
     else:
-        print(exported.text if out is None else f"wrote {out}")
+        print(legible(exported.text, "utf-8") if out is None else f"wrote {out}")
     _warn_on_stderr(exported.notices)
 
 

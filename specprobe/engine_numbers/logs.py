@@ -21,7 +21,7 @@ from specprobe.units import format_plural
 
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _VLLM = re.compile(
-    rf"SpecDecoding metrics: Mean acceptance length: {_NUMBER}, .*?Accepted: ([0-9]+) tokens, "
+    rf"SpecDecoding metrics: Mean acceptance length: {_NUMBER}, .{{0,200}}?Accepted: ([0-9]+) tokens, "
     r"Drafted: ([0-9]+) tokens, Per-position acceptance rate: ([0-9., ]*[0-9])"
 )
 _LLAMA_CPP = re.compile(
