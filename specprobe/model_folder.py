@@ -104,7 +104,7 @@ def check_weights(role: str, location: str, parameters: int) -> None:
     folder = Path(location)
     if not folder.is_dir():
         return
-    stored = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in WEIGHTS and path.is_file())
+    stored = sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in WEIGHTS and path.is_file())
     if parameters * FEWEST_BITS > 8 * stored:
         raise SpecprobeError(
             f"{role} {inert(location, 200)}: config.json describes {parameters:,} parameters, and the weights are "
@@ -117,11 +117,11 @@ def _check_index(where: str, path: Path) -> None:
     name = inert(path.name, 100)
     try:
         shards = json.loads(path.read_bytes())["weight_map"].values()
-        outside = next((shard for shard in shards if not _stays(shard)), None)
+        outside = [str(shard) for shard in shards if not _stays(shard)]
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
         raise SpecprobeError(f"{where}: {name} is no index of weights; get the checkpoint again") from None
-    if outside is not None:
-        raise SpecprobeError(f"{where}: {name} leads outside of the folder ({inert(str(outside), 80)}); it is not read")
+    if outside:
+        raise SpecprobeError(f"{where}: {name} leads outside of the folder ({inert(outside[0], 80)}); it is not read")
 
 
 def _stays(shard: Any) -> bool:
