@@ -101,8 +101,8 @@ class Copyable(Block):
     line: str
 
     def lines(self, medium: Medium) -> list[Text]:  # noqa: ARG002
-        """As it is, below its comment."""
-        return [Text(legible(f"# {self.comment}", ANY)), Text(legible(self.line, ANY))]
+        """As it is, below its comment; for some engines it has several lines."""
+        return [Text(legible(line, ANY)) for line in (f"# {self.comment}", *self.line.split("\n"))]
 
     def facts(self) -> list[Fact]:
         """One."""

@@ -1062,7 +1062,8 @@ def export(
     if as_json:
         _print_json(exported.to_json())
     else:
-        print(legible(exported.text, "utf-8") if out is None else f"wrote {out}")
+        for line in exported.text.split("\n") if out is None else [f"wrote {out}"]:
+            print(legible(line, "utf-8"))
     _warn_on_stderr(exported.notices)
 
 

@@ -16,28 +16,23 @@ IN_ASCII = {"…": "...", "×": "x", "÷": "/", "→": "->", "–": "-", "—": 
 
 
 def legible(text: str, encoding: str) -> str:
-    """`text` with nothing that `encoding` lacks and no control character but the line end, and as wide on the screen as
-    it will be.
+    """One line of `text` with nothing that `encoding` lacks, and nothing that controls a terminal, a line end included.
+
+    It is as wide as it will be on the screen.
 
     Names out of logs, checkpoints and servers are escaped where they are put into a sentence; this holds for all else.
     """
-    if text.isascii():
-        return text if text.isprintable() else "".join(c if _may_stay(c) else _control(c) for c in text)
+    if text.isascii() and text.isprintable():
+        return text
     for cells, in_ascii in PICTURES:
         if any(cell in text for cell in cells.strip()) and not _can_show(cells, encoding):
             text = text.translate(in_ascii)
-    return "".join(_control(c) if not _may_stay(c) else _shown(c, encoding) for c in text)
-
-
-def _may_stay(character: str) -> bool:
-    return character == "\n" or character.isprintable()
-
-
-def _control(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return "".join(_shown(c, encoding) for c in text)
 
 
 def _shown(character: str, encoding: str) -> str:
+    if not character.isprintable():
+        return character.encode("unicode_escape").decode("ascii")
     return character if _can_show(character, encoding) else IN_ASCII.get(character) or _escaped(character)
 
 

@@ -26,6 +26,9 @@ from samples import COST, ENGINE_JSON, ENGINE_TEXT, ROWS
 from simulated_runs import document_of
 
 from specprobe.cli import run_command
+from specprobe.errors import SpecprobeError
+from specprobe.page.stored_advice import load_advice
+from specprobe.run_document import load_run
 
 HOSTILE = (
     "\x1b[31m\x9b2J\x07<script>alert(1)</script>\" onload='x'[bold red]x[/bold red]\u202e\r\nverdict: all is well\x00"
@@ -63,8 +66,8 @@ class Scripts(HTMLParser):
 def check_screen(text: str, where: Any) -> None:
     assert not CONTROLS.search(text), (where, text)
     assert not any(line.strip().startswith("verdict: all is well") for line in text.splitlines()), (where, text)
-    # Markup was not taken for such: where a part of it is shown, it is shown as it is.
-    assert "[/bold red]" in text or "red]x" not in text, (where, text)
+    # Markup was not taken for such: its tags are shown.
+    assert "onload='x'x" not in text, (where, text)
 
 
 def check_file(path: Path) -> None:
@@ -102,25 +105,38 @@ def run(capfd: Any, where: Any, *arguments: str) -> int:
 
 
 def read_all(capfd: Any, where: Any, path: str) -> None:
-    """Every reader of a run, and every file that they write."""
+    """The readers of a run, and every file that they write."""
     for arguments in (
-        ("report", path),
         ("report", path, "--details"),
         ("report", path, "--plain"),
         ("report", path, "--html", "page.html"),
-        ("report", path, path, "--html", "two.html"),
         ("compare", path, path, "--force"),
-        ("recommend", path, "--cost", "cost.json", "--details"),
-        ("recommend", path, "--cost", "cost.json", "--json"),
         ("gate", path, "--min-tokens-per-round", "9", "--junit", "gate.xml", "--summary", "gate.md"),
-        *(("export", path, "--engine", engine) for engine in ("vllm", "sglang", "llama.cpp", "hf", "tensorrt-llm")),
-        ("export", path, "--engine", "profile", "--json"),
+        *(("export", path, "--engine", engine) for engine in ("vllm", "sglang", "hf")),
     ):
         run(capfd, (where, arguments), *arguments)
-    for name in ("page.html", "two.html", "gate.xml", "gate.md"):
+    for name in ("page.html", "gate.xml", "gate.md"):
         if Path(name).exists():
             check_file(Path(name))
             Path(name).unlink()
+
+
+def all_hostile(value: Any, read: Callable[[Path], Any]) -> tuple[Any, int]:
+    """A document in which every string is hostile that `read` lets pass so, and how many kinds of them."""
+    number = 0
+    for paths in strings(value).values():
+        bent = value
+        # Where a word stands for the same thing in several places, in all of them.
+        for path in paths:
+            bent = with_hostile(bent, path)
+        Path("bent.json").write_text(json.dumps(bent))
+        try:
+            read(Path("bent.json"))
+        except SpecprobeError as error:
+            check_screen(str(error).replace("\\x", ""), paths[0])
+            continue
+        value, number = bent, number + 1
+    return value, number
 
 
 def strings(value: Any) -> dict[tuple[Any, ...], list[tuple[Any, ...]]]:
@@ -193,7 +209,8 @@ def answers(monkeypatch) -> Answers:
 
 @pytest.mark.parametrize("kind", sorted(fake_target.OWNERS))
 def test_every_string_of_a_server(capfd, answers, monkeypatch, model, kind):
-    monkeypatch.setattr("specprobe.endpoint.PATIENCE.attempts", 1, raising=False)
+    # Of what may pass, one attempt is enough.
+    monkeypatch.setattr("specprobe.server.Patience.ask", lambda _self, ask, _stopped: ask())
     write_log()
     Path("cost.json").write_text(json.dumps(COST))
 
@@ -202,8 +219,7 @@ def test_every_string_of_a_server(capfd, answers, monkeypatch, model, kind):
             arguments = ("analyze", "log.jsonl", "--target", server.url, "--max-new-tokens", "9",
                          "--max-model-len", "500",
                          "--depth", "2", "--out", "run.json", "--tokenizer", model)  # fmt: skip
-            status = run(capfd, where, *arguments)
-            run(capfd, where, *arguments, "--details", "--plain")
+            status = run(capfd, where, *arguments, "--details")
         if status == 0:
             read_all(capfd, where, "run.json")
 
@@ -214,8 +230,7 @@ def test_every_string_of_a_server(capfd, answers, monkeypatch, model, kind):
     assert len(seen) >= 3
     for bent in seen:
         answers.bent = bent
-        for faults in ((), ("400",)):
-            analyze(bent, *faults)
+        analyze(bent, *(("400",) if "error" in bent[1] else ()))
 
 
 @pytest.mark.parametrize("fault", ["400", "404", "301", "401", "500"])
@@ -374,36 +389,44 @@ def test_every_string_of_an_engines_files(capfd):
 
 
 def test_every_string_of_a_run(capfd):
-    whole = document_of(make_run())
     Path("cost.json").write_text(json.dumps(COST))
-    for kind, paths in strings(whole).items():
-        bent = whole
-        # Where a word stands for the same thing in several places, in all of them.
-        for path in paths[:200]:
-            bent = with_hostile(bent, path)
-        Path("run.json").write_text(json.dumps(bent))
-        read_all(capfd, kind, "run.json")
+    bent, kinds = all_hostile(document_of(make_run()), load_run)
+    assert kinds > 15
+    Path("run.json").write_text(json.dumps(bent))
+    read_all(capfd, "run", "run.json")
+    for more in (("--details",), ("--json",)):
+        run(capfd, "recommend", "recommend", "run.json", "--cost", "cost.json", *more)
+    run(capfd, "two", "report", "run.json", "run.json", "--html", "two.html")
+    check_file(Path("two.html"))
 
 
 def test_every_string_of_a_recommendation(capfd):
-    run_document = document_of(make_run())
-    Path("run.json").write_text(json.dumps(run_document))
-    whole = make_recommendation(make_run())
-    for kind, paths in strings(whole).items():
-        bent = whole
-        for path in paths:
-            bent = with_hostile(bent, path)
+    Path("run.json").write_text(json.dumps(document_of(make_run())))
+    advice = make_recommendation(make_run())
+    for read in (load_advice, load_of_this_run(advice["run_digest"])):
+        bent, kinds = all_hostile(advice, read)
+        assert kinds > 8
         Path("advice.json").write_text(json.dumps(bent))
         for arguments in (
             ("report", "run.json", "--recommendation", "advice.json", "--html", "page.html"),
             ("export", "run.json", "--recommendation", "advice.json", "--engine", "vllm"),
             ("gate", "run.json", "--recommendation", "advice.json", "--min-speedup", "9", "--junit", "gate.xml"),
         ):
-            run(capfd, (kind, arguments), *arguments)
+            run(capfd, arguments, *arguments)
         for name in ("page.html", "gate.xml"):
             if Path(name).exists():
                 check_file(Path(name))
                 Path(name).unlink()
+
+
+def load_of_this_run(digest: str) -> Callable[[Path], Any]:
+    """Lets pass only what still belongs to the run, so that its page shows the rest."""
+
+    def read(path: Path) -> None:
+        if load_advice(path).run_digest != digest:
+            raise SpecprobeError("of another run")
+
+    return read
 
 
 SETTINGS: list[Callable[[str], str]] = [
