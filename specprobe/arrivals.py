@@ -26,6 +26,8 @@ from specprobe.notices import inert
 from specprobe.sources import Source, open_source
 
 MOST_TOKENS = 2**31 - 1
+# From 1970 or from the start of a trace, in any unit that a clock has; beyond it differences are no numbers any more.
+FARTHEST_SECONDS = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,8 @@ def _request(trace_format: _Format, fields: Mapping[str, Any]) -> _Request | Ski
     try:
         seconds = trace_format.seconds(fields[trace_format.timestamp])
     except (ValueError, OverflowError):
+        return Skip("bad_timestamp")
+    if abs(seconds) > FARTHEST_SECONDS:
         return Skip("bad_timestamp")
     try:
         prompt_tokens, output_tokens = _lengths(fields[trace_format.prompt], fields[trace_format.output])

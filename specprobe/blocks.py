@@ -25,6 +25,8 @@ HEADER_PART = re.compile(r"[^\s/]+(?: %)?/?|/")
 # A word with the unit that belongs to it.
 WORD = re.compile(r"\S+(?: (?:%|ms|s|min|GB|MB)(?!\w)\S*)*")
 Fact = tuple[str, str]
+# Has every character: a line to be copied is not spelled otherwise, but for what controls terminals.
+ANY = "utf-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ class Copyable(Block):
     line: str
 
     def lines(self, medium: Medium) -> list[Text]:  # noqa: ARG002
-        """As it is, below its comment."""
-        return [Text(f"# {self.comment}"), Text(self.line)]
+        """As it is, below its comment; for some engines it has several lines."""
+        return [Text(legible(line, ANY)) for line in (f"# {self.comment}", *self.line.split("\n"))]
 
     def facts(self) -> list[Fact]:
         """One."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specprobe.errors import SpecprobeError
+from specprobe.model_folder import check_config, check_weights
 from specprobe.notices import inert
 from specprobe.tokens import first_line, unreachable_error
 
@@ -113,7 +115,10 @@ def _from_pretrained(role: str, location: str, precision: Any, options: LoadOpti
     from specprobe.mimo import register_mimo
 
     register_mimo()
+    check_config(role, location)
     config = AutoConfig.from_pretrained(location, trust_remote_code=options.trust_remote_code)
+    if Path(location).is_dir():
+        check_weights(role, location, _parameters(config, options))
     # Read first: loading overwrites it with the dtype asked for.
     stored = getattr(config, "dtype", None)
     model, found = AutoModelForCausalLM.from_pretrained(
@@ -127,6 +132,16 @@ def _from_pretrained(role: str, location: str, precision: Any, options: LoadOpti
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return model, stored
+
+
+def _parameters(config: Any, options: LoadOptions) -> int:
+    """How many the model that `config` describes has; nothing is computed or held for them."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=options.trust_remote_code)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _check_complete(role: str, location: str, found: Mapping[str, Any]) -> None:

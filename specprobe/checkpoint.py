@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specprobe.errors import SpecprobeError
+from specprobe.model_folder import CONFIG_NAME, MOST_LAYERS, check_folder, check_sizes
 from specprobe.notices import inert
 from specprobe.quiet import quiet_hub
 
 if TYPE_CHECKING:
     import torch
 
-CONFIG_NAME = "config.json"
 # Adapters and optimiser states beside the weights are not the weights.
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 LARGEST_CONFIG_BYTES = 16 * 2**20
-MOST_LAYERS = 1024
 
 
 class Section:
@@ -260,6 +259,7 @@ def open_checkpoint(name: str) -> Checkpoint:
         is_here = False
     if not is_here:
         folder = _download(name)
+    check_folder("drafter", str(folder))
     path = folder / CONFIG_NAME
     try:
         if path.stat().st_size > LARGEST_CONFIG_BYTES:
@@ -271,6 +271,7 @@ def open_checkpoint(name: str) -> Checkpoint:
         raise SpecprobeError(f"drafter {name}: no {CONFIG_NAME} in the folder; name the checkpoint's folder") from None
     except (OSError, ValueError, RecursionError) as error:
         raise SpecprobeError(f"drafter {name}: {CONFIG_NAME} cannot be read ({inert(str(error), 160)})") from None
+    check_sizes("drafter", name, config)
     return Checkpoint(name, folder, config)
 
 

@@ -1061,6 +1061,7 @@ def export(
             print(f"wrote {written.rows} rows of {len(written.columns)} columns to {written.file}")
         return
     from specprobe.configuration import export_configuration
+    from specprobe.legible import legible
     from specprobe.paths import write_private
     from specprobe.result_choice import Choice
 
@@ -1079,7 +1080,8 @@ def export(
     if as_json:
         _print_json(exported.to_json())
     else:
-        print(exported.text if out is None else f"wrote {out}")
+        for line in exported.text.split("\n") if out is None else [f"wrote {out}"]:
+            print(legible(line, "utf-8"))
     _warn_on_stderr(exported.notices)
 
 

@@ -29,6 +29,13 @@ MAX_DEPTH = 200
 
 PARQUET_BATCH = 256
 
+PARQUET_BATCH_BYTES = 1 << 31
+"""Of a column at most in one batch, if every row of it were as large as all its distinct values together: a dictionary
+makes a small file of one large text many times."""
+
+MOST_IN_MEMORY = 4 << 30
+"""Of a stream that has to be in memory as a whole."""
+
 
 class Skip(NamedTuple):
     """A row that holds no prompt, and the reason, one word of the list in docs/formats.md."""
@@ -389,10 +396,12 @@ def _is_csv(name: str, head: bytes, text_columns: frozenset[str]) -> bool:
 def _csv_rows(name: str, buffered: BinaryIO, delimiter: str) -> Iterator[Row]:
     csv.field_size_limit(MAX_ROW)
     text = io.TextIOWrapper(buffered, encoding="utf-8", errors="surrogateescape", newline="")
-    records = csv.reader(text, delimiter=delimiter)
-    header = next(records, [])
+    lines = _RecordLines(text)
+    records = csv.reader(lines, delimiter=delimiter)
+    header = None
     while True:
         line = records.line_num + 1
+        lines.begin_record()
         try:
             record = next(records, None)
         except csv.Error as error:
@@ -400,12 +409,36 @@ def _csv_rows(name: str, buffered: BinaryIO, delimiter: str) -> Iterator[Row]:
             raise SpecprobeError(message) from error
         if record is None:
             return
-        if not record:
-            continue
-        if any(_BAD_BYTE.search(cell) for cell in record):
+        if header is None:
+            header = record
+        elif any(_BAD_BYTE.search(cell) for cell in record):
             yield Row(line, Skip("bad_encoding"))
-        else:
+        elif record:
             yield Row(line, dict(zip(header, record, strict=False)))
+
+
+class _RecordLines:
+    """The lines of a table, as csv.reader takes them, up to a length of all lines of a record together."""
+
+    def __init__(self, text: io.TextIOWrapper) -> None:
+        self._text = text
+        self._left = 0
+
+    def begin_record(self) -> None:
+        """What comes now belongs to the next record."""
+        self._left = MAX_ROW
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._text.readline(self._left)
+        if not line:
+            raise StopIteration
+        self._left -= len(line)
+        if not self._left:
+            raise csv.Error(f"a record of more than {MAX_ROW} characters")
+        return line
 
 
 def _parquet_rows(name: str, stream: ByteStream) -> Iterator[Row]:
@@ -419,7 +452,7 @@ def _parquet_rows(name: str, stream: ByteStream) -> Iterator[Row]:
         # Parquet is read from its end, so a stream has to be in memory as a whole.
         file = parquet.ParquetFile(_seekable(stream))
         line = 0
-        for batch in file.iter_batches(batch_size=PARQUET_BATCH):
+        for batch in file.iter_batches(batch_size=_rows_at_once(file.metadata)):
             for value in batch.to_pylist():
                 line += 1
                 yield Row(line, value)
@@ -428,9 +461,33 @@ def _parquet_rows(name: str, stream: ByteStream) -> Iterator[Row]:
         raise SpecprobeError(message) from error
 
 
+def _rows_at_once(metadata: Any) -> int:
+    """No value is larger than its whole column is in the file, before it is repeated."""
+    largest = max(
+        (
+            metadata.row_group(group).column(column).total_uncompressed_size
+            for group in range(metadata.num_row_groups)
+            for column in range(metadata.num_columns)
+        ),
+        default=0,
+    )
+    return max(1, min(PARQUET_BATCH, PARQUET_BATCH_BYTES // max(largest, 1)))
+
+
 def _seekable(stream: ByteStream) -> Any:
     plain_file = stream.compression is None and stream.name != "-"
-    return stream.name if plain_file else io.BytesIO(stream.readall())
+    if plain_file:
+        return stream.name
+    content = io.BytesIO()
+    while block := stream.read(HEAD_BYTES):
+        content.write(block)
+        if content.tell() > MOST_IN_MEMORY:
+            raise SpecprobeError(
+                f"{stream.name}: Parquet of more than {MOST_IN_MEMORY >> 20} MiB that is packed or comes through a "
+                "pipe; unpack it, and give the file"
+            )
+    content.seek(0)
+    return content
 
 
 def hub_rows(name: str) -> Contents:

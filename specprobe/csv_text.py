@@ -17,9 +17,12 @@ def read_text(path: Path, *, most_bytes: int, what: str, instead: str) -> str:
     that say `what` it should have been and what to give `instead`.
     """
     try:
-        if path.is_file() and path.stat().st_size > most_bytes:
+        with path.open("rb") as file:
+            # Of a device or a pipe the size is not known before.
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
             raise SpecprobeError(f"{path}: larger than {most_bytes >> 20} MiB; {what} is not")
-        return path.read_bytes().decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except OSError as error:
         raise SpecprobeError(f"{path}: {error.strerror or 'cannot be read'}; give {instead}") from None
     except UnicodeDecodeError:

@@ -135,7 +135,15 @@ def command_line(engine: str, settings: Mapping[str, Any]) -> str:
 
 
 def _flags(settings: Mapping[str, Any]) -> str:
-    return " ".join(flag if value is True else f"{flag} {shlex.quote(str(value))}" for flag, value in settings.items())
+    return " ".join(flag if value is True else f"{flag} {_quoted(str(value))}" for flag, value in settings.items())
+
+
+def _quoted(text: str) -> str:
+    """As one word of a shell; what does not print, a line end included, as bash and zsh spell it."""
+    if text.isprintable():
+        return shlex.quote(text)
+    escaped = text.encode("unicode_escape").decode("ascii").replace("'", "\\'")
+    return f"$'{escaped}'"
 
 
 def _arguments(settings: Mapping[str, Any]) -> str:

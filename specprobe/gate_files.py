@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specprobe.gate import GateResult
 from specprobe.gate_report import junit_xml, step_summary
-from specprobe.paths import file_errors
+from specprobe.paths import file_errors, write_shared
 from specprobe.run_files import check_out
 
 # GitHub Actions names the file that a step's summary is appended to.
@@ -32,9 +32,7 @@ class GateFiles:
     def write(self, result: GateResult) -> None:
         """Leave the result in both."""
         if self.junit is not None:
-            with file_errors(self.junit):
-                self.junit.parent.mkdir(parents=True, exist_ok=True)
-                self.junit.write_bytes(junit_xml(result))
+            write_shared(self.junit.resolve(), junit_xml(result))
         if self.summary is not None:
             with file_errors(self.summary):
                 self.summary.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from specprobe.crew import Bench
 from specprobe.distribution import History, RowProcessors, entropy
 from specprobe.errors import SpecprobeError
 from specprobe.kv_cache import new_cache
-from specprobe.store import Response, SettingsStore, TrajectoryStore
+from specprobe.store import Kept, Response, SettingsStore, TrajectoryStore
 from specprobe.target import Target
 from specprobe.trajectory import TokenIds, token_ids
 from specprobe.writing import WINDOW_BATCHES, Generated, Progress, Request, Sampling, Tally, digest, output_limit
@@ -52,7 +52,9 @@ def generate(
         unfinished[number].take(ended)
         tally.step(tokens)
     responses = {i: response for batch in batches for i, response in batch.responses()}
-    return Generated(tuple(responses[i] for i in range(len(requests))), tally.reused, tally.changed)
+    return Generated(
+        tuple(responses[i] for i in range(len(requests))), tally.reused, tally.changed, tuple(tally.damage)
+    )
 
 
 def plan_batches(prompt_tokens: Sequence[int], limits: Sequence[int], batch_size: int) -> list[list[int]]:
@@ -100,11 +102,14 @@ class _Batch:
         self._indices, self._kept, self._tally = indices, kept, tally
         self._keys = [row.request.key for row in rows]
         self._name = digest(*(key.encode() for key in self._keys))
-        self._responses = kept.load(self._name) if kept else {}
+        found = kept.read(self._name) if kept else Kept({}, ())
+        self._responses = found.responses
         self.is_finished = all(key in self._responses for key in self._keys)
-        if self.is_finished:
-            for row, key in zip(rows, self._keys, strict=True):
-                tally.reuse(row.limit, self._responses[key])
+        if not self.is_finished:
+            tally.damage += found.damage
+            return
+        for row, key in zip(rows, self._keys, strict=True):
+            tally.reuse(row.limit, self._responses[key])
 
     def take(self, ended: Sequence[tuple[int, Response]]) -> None:
         """Responses that have ended, by row; those that were stored before count, and are not kept twice."""

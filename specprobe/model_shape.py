@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specprobe.checkpoint import LARGEST_CONFIG_BYTES
 from specprobe.embedded import EMBEDDED_NAME, HUB_NAME
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
@@ -39,6 +40,10 @@ def shape_of(name: str) -> Shape:
 
 def _from_file(path: Path, name: str) -> Shape:
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("no file")
+        if path.is_file() and path.stat().st_size > LARGEST_CONFIG_BYTES:
+            raise ValueError("too large")
         config = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         reason = str(error.strerror).lower() if isinstance(error, OSError) else "not JSON"

@@ -73,6 +73,17 @@ def write_private(path: Path, content: str | bytes) -> None:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
+def write_shared(path: Path, content: bytes) -> None:
+    """The same for a file that other programs and people are to read: with the mode that any new file would have."""
+    with file_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_private(path, content)
+    mask = os.umask(0)
+    os.umask(mask)
+    with file_errors(path):
+        path.chmod(0o666 & ~mask)
+
+
 @contextmanager
 def private_file(path: Path) -> Iterator[IO[bytes]]:
     """A file to write piece by piece that takes the place of `path` when it is complete; mode 0600."""

@@ -84,7 +84,7 @@ class OnStderr:
     def track(self, description: str, total: float) -> Iterator[Advance]:
         """A bar with elapsed and remaining time; it goes away when the step ends."""
         if self._console.is_terminal and not self._console.is_plain:
-            with _bar(self._console, description, total) as advance:
+            with _bar(self._console, legible(description, self._console.encoding), total) as advance:
                 yield advance
         else:
             self.say(f"{description} ...")

@@ -19,6 +19,7 @@ from specprobe.toml_values import as_number, as_text, as_whole, as_yes_no
 
 OWN_FILE = "specprobe.toml"
 PROJECT_FILE = "pyproject.toml"
+LARGEST_BYTES = 16 * 2**20
 # These print what is there; a setting of a project has nothing to change about it.
 WITHOUT_DEFAULTS = frozenset({"doctor", "schema", "clean"})
 # Files to read. What is written, and what runs code, is said by whoever types the command: files of settings come with
@@ -152,7 +153,12 @@ def _below(document: Mapping[str, Any], path: tuple[str, ...]) -> Any:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    # It may come with somebody else's repository, and any command reads it.
+    if path.exists() and not path.is_file():
+        raise SpecprobeError(f"{path.name}: is no regular file; remove it")
     try:
+        if path.exists() and path.stat().st_size > LARGEST_BYTES:
+            raise SpecprobeError(f"{path.name}: is larger than {LARGEST_BYTES >> 20} MiB; settings are not")
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return {}

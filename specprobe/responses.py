@@ -15,6 +15,7 @@ from specprobe.processors import PLAIN
 from specprobe.profiles import Profile, resolve_profile
 from specprobe.progress import Advance, Stages, counting, where_long
 from specprobe.prompt import Prompt
+from specprobe.store import describe_damage
 from specprobe.trajectories import LOST, TrajectorySet, generated_trajectories, logged_trajectories
 from specprobe.trajectory import TokenIds, token_ids
 
@@ -435,6 +436,8 @@ def _generated(
                 )
             if found.reused:
                 stages.say(f"{found.reused} responses at temperature {temperature:g} were there already")
+            if found.damage:
+                stages.say(f"warning: {describe_damage(found.damage)}")
             sets.append(found)
     finally:
         if origin.elsewhere is not None:

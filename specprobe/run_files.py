@@ -20,10 +20,12 @@ WITH_TEXT = "-with-text"
 
 def keep_run(document: str, out: Path | None, *, has_text: bool = False) -> Path:
     """Write a run to the project's folder, and to `out` where given; the file's name is the time in UTC."""
-    path = _keep(document, runs_folder(), WITH_TEXT if has_text else "")
-    if out is not None:
-        write_private(out.resolve(), document + "\n")
-    return path
+    try:
+        return _keep(document, runs_folder(), WITH_TEXT if has_text else "")
+    finally:
+        # It may lie on another disk, which is not full.
+        if out is not None:
+            write_private(out.resolve(), document + "\n")
 
 
 def remove_texts() -> tuple[int, int]:

@@ -295,7 +295,8 @@ def _configured_quantisation(config: object) -> str:
     if isinstance(weights, Mapping):
         # compressed-tensors: bits and kind of number of each group of layers; one group in nearly all checkpoints.
         kinds = {"float": {8: "fp8", 4: "nvfp4"}, "int": {8: "int8", 4: "int4"}}
-        return kinds.get(str(weights.get("type")), {}).get(weights.get("num_bits", 0), "")
+        bits = weights.get("num_bits")
+        return kinds.get(str(weights.get("type")), {}).get(bits if isinstance(bits, int) else 0, "")
     if method in ("fp8", "mxfp4", "modelopt", "fbgemm_fp8"):
         return str(config.get("quant_algo", "fp8")).lower() if method == "modelopt" else method
     if method == "bitsandbytes":

@@ -1,8 +1,9 @@
 """Responses on disk: each is kept the moment it is finished, so that an interrupted run loses nothing.
 
 One folder for each set of settings that change the output, one append-only file for each batch, one line for each
-response: 16 hex digits of checksum, a space, JSON. A line that does not match its checksum (the machine stopped in
-the middle of a write) counts as absent. File names are hashes; they say nothing about prompts.
+response: 16 hex digits of checksum, a space, JSON. A line that ends in the middle of its JSON was being written when
+its process was killed or the disk was full: it counts as absent. Any other line that is no response was damaged later:
+it counts as absent too, and is told of. File names are hashes; they say nothing about prompts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,11 +20,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from specprobe.notices import inert
 from specprobe.paths import PRIVATE_FILE, file_errors, remove_files, trajectories_folder, write_private
 from specprobe.trajectory import TokenIds, token_ids
 
 FORMAT_VERSION = 2
 _CHECKSUM_DIGITS = 16
+# How a line may begin whose end was never written.
+_TORN = re.compile(rb"[0-9a-f]{1,16}|[0-9a-f]{16} [^}]*")
+_LINES_TOLD, _FILES_TOLD = 5, 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +48,22 @@ class Response:
     obstacle: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Lines of one file, from 1, that are no responses although they were written to their end."""
+
+    path: Path
+    lines: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """The responses of one file by request key, and what of the file is damaged."""
+
+    responses: dict[str, Response]
+    damage: tuple[Damage, ...]
+
+
 class TrajectoryStore:
     """Responses kept under `folder` (by default `.specprobe/trajectories` of the working directory)."""
 
@@ -49,7 +71,10 @@ class TrajectoryStore:
         self.folder = folder or trajectories_folder()
 
     def open(self, settings: Mapping[str, Any]) -> SettingsStore:
-        """The part of the store that holds responses made under exactly these (JSON-able) settings."""
+        """The part of the store that holds responses made under exactly these (JSON-able) settings.
+
+        The version of the format is one of them, so that what another version wrote is left alone.
+        """
         described = {**settings, "format_version": FORMAT_VERSION}
         canonical = json.dumps(described, sort_keys=True, ensure_ascii=True)
         folder = self.folder / hashlib.sha256(canonical.encode("ascii")).hexdigest()[:16]
@@ -65,20 +90,26 @@ class SettingsStore:
 
     def load(self, batch: str) -> dict[str, Response]:
         """The finished responses of a batch by request key; of two lines for one request the first counts."""
+        return self.read(batch).responses
+
+    def read(self, batch: str) -> Kept:
+        """The same, with what is damaged."""
         path = self._path(batch)
         try:
             content = path.read_bytes()
         except FileNotFoundError:
-            return {}
+            return Kept({}, ())
         except OSError as error:
             with file_errors(path):
                 raise error
         responses: dict[str, Response] = {}
-        for line in content.split(b"\n"):
-            record = _checked(line)
-            if record is not None:
-                responses.setdefault(record["request"], _from_record(record))
-        return responses
+        damaged = []
+        for number, line in enumerate(content.split(b"\n"), 1):
+            if (found := _response_of(line)) is not None:
+                responses.setdefault(*found)
+            elif line and not _is_torn(line):
+                damaged.append(number)
+        return Kept(responses, (Damage(path, tuple(damaged)),) if damaged else ())
 
     def append(self, batch: str, request: str, response: Response) -> None:
         """Keep one finished response: when this returns, it is on the disk."""
@@ -101,6 +132,19 @@ class SettingsStore:
         return self.folder / f"{batch}.jsonl"
 
 
+def describe_damage(damage: Sequence[Damage]) -> str:
+    """One sentence for the user: how much, in which files and lines, and what became of it."""
+    places = [f"{inert(_shown(one.path), 200)}:{_numbers(one.lines)}" for one in damage[:_FILES_TOLD]]
+    if len(damage) > _FILES_TOLD:
+        places.append(f"{len(damage) - _FILES_TOLD} more files")
+    count = sum(len(one.lines) for one in damage)
+    what = "1 line of stored responses is damaged" if count == 1 else f"{count} lines of stored responses are damaged"
+    return (
+        f"{what} ({', '.join(places)}); the responses that are missing were made again, all others used as they were: "
+        "check the disk"
+    )
+
+
 def clear(folder: Path | None = None) -> tuple[int, int]:
     """Remove every stored response; returns the number of files removed and of bytes freed."""
     root = folder or trajectories_folder()
@@ -113,6 +157,15 @@ def clear(folder: Path | None = None) -> tuple[int, int]:
         for part in folders:
             part.rmdir()
     return files, freed
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _numbers(lines: tuple[int, ...]) -> str:
+    told = ",".join(map(str, lines[:_LINES_TOLD]))
+    return told if len(lines) <= _LINES_TOLD else f"{told} and {len(lines) - _LINES_TOLD} more"
 
 
 def _ends_inside_a_line(descriptor: int) -> bool:
@@ -136,14 +189,16 @@ def _to_record(request: str, response: Response) -> dict[str, Any]:
     }
 
 
-def _from_record(record: Mapping[str, Any]) -> Response:
-    return Response(
-        token_ids(record["output_ids"]),
-        None if record["log_probs"] is None else _from_hex(record["log_probs"]),
-        None if record["entropy"] is None else _from_hex(record["entropy"]),
-        record["finish_reason"],
-        record.get("obstacle"),
-    )
+def _from_record(record: Mapping[str, Any]) -> tuple[str, Response]:
+    """Request key and response. Raises KeyError, TypeError, ValueError or OverflowError for what is none."""
+    key, reason, obstacle = record["request"], record["finish_reason"], record.get("obstacle")
+    if not isinstance(key, str) or reason not in ("stop", "length") or not isinstance(obstacle, str | None):
+        raise ValueError("no record of a response")
+    if not isinstance(record["output_ids"], list) or not set(map(type, record["output_ids"])) <= {int}:
+        raise ValueError("no token ids")
+    ids = token_ids(record["output_ids"])
+    log_probs, entropy = (_from_hex(record[name], len(ids)) for name in ("log_probs", "entropy"))
+    return key, Response(ids, log_probs, entropy, reason, obstacle)
 
 
 def _to_hex(values: NDArray[np.float32]) -> str:
@@ -151,8 +206,12 @@ def _to_hex(values: NDArray[np.float32]) -> str:
     return values.astype("<f4").tobytes().hex()
 
 
-def _from_hex(text: str) -> NDArray[np.float32]:
+def _from_hex(text: str | None, length: int) -> NDArray[np.float32] | None:
+    if text is None:
+        return None
     values = np.frombuffer(bytes.fromhex(text), dtype="<f4").astype(np.float32)
+    if len(values) != length:
+        raise ValueError("not one number a token")
     values.flags.writeable = False
     return values
 
@@ -162,9 +221,30 @@ def _line(record: Mapping[str, Any]) -> bytes:
     return _checksum(body) + b" " + body + b"\n"
 
 
-def _checked(line: bytes) -> dict[str, Any] | None:
+def _response_of(line: bytes) -> tuple[str, Response] | None:
+    """Of one line; None where it is not what was written, or was written by something else."""
     checksum, separator, body = line.partition(b" ")
-    return json.loads(body) if separator and checksum == _checksum(body) else None
+    if not separator or checksum != _checksum(body):
+        return None
+    try:
+        return _from_record(json.loads(body))
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+        return None
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether this may be the beginning of a line: a record has its only closing brace at its end."""
+    if not _TORN.fullmatch(line):
+        return False
+    body = line[_CHECKSUM_DIGITS + 1 :].decode("ascii", "replace")
+    try:
+        json.loads(body)
+    except json.JSONDecodeError as error:
+        rest = body[error.pos :]
+        return error.msg.startswith("Unterminated") or "null".startswith(rest)
+    except RecursionError:
+        return False
+    return False
 
 
 def _checksum(body: bytes) -> bytes:

@@ -15,6 +15,7 @@ from typing import Any
 
 from specprobe.embedded import EMBEDDED_NAME, HUB_NAME, embedded_folder, is_embedded, missing_error
 from specprobe.errors import SpecprobeError, UnreachableError
+from specprobe.model_folder import check_config
 from specprobe.prompt import Message, Prompt
 from specprobe.quiet import quick_imports, quiet_transformers
 from specprobe.trajectory import TokenIds, token_ids
@@ -334,6 +335,7 @@ def _backend(location: str, trust_remote_code: bool) -> tuple[Any, list[int]]:
     from transformers.utils.hub import cached_file
 
     with quiet_transformers():
+        check_config("tokenizer", location)
         backend = AutoTokenizer.from_pretrained(location, trust_remote_code=trust_remote_code)
         path = cached_file(
             location, "generation_config.json",

@@ -21,7 +21,7 @@ from specprobe.trajectory import TokenIds, Trajectory, token_ids
 from specprobe.writing import Generated, Progress, Request, Sampling, Writer, output_limit
 
 if TYPE_CHECKING:
-    from specprobe.store import TrajectoryStore
+    from specprobe.store import Damage, TrajectoryStore
 
 _NOTHING = token_ids()
 ENCODED_TOGETHER = 256
@@ -45,7 +45,8 @@ class TrajectorySet:
     responses cannot be told in tokens (`LOST`). `inexact`:
     trajectories whose template dropped or changed part of the answer. `special_token_prompts`: prompts whose text
     spells a special token. `structured_prompts`: prompts that asked for structured output. `reused`: responses that
-    were on the disk already. The last three kinds, and more, are worded in `notices`.
+    were on the disk already. The last three kinds, and more, are worded in `notices`. `damage`: of stored responses
+    that had to be made again; it says nothing about the result, which is as if there had been none.
     """
 
     trajectories: tuple[Trajectory, ...]
@@ -55,6 +56,7 @@ class TrajectorySet:
     structured_prompts: int = 0
     reused: int = 0
     notices: tuple[Notice, ...] = ()
+    damage: tuple[Damage, ...] = ()
 
 
 def generated_trajectories(
@@ -245,6 +247,7 @@ class _Sieve:
             structured_prompts=self._structured,
             reused=generated.reused if generated else 0,
             notices=notices,
+            damage=generated.damage if generated else (),
         )
 
     def _tokenizer_notices(self) -> Iterator[Notice]:

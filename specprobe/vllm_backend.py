@@ -21,6 +21,7 @@ from specprobe.causal_lm import LoadOptions
 from specprobe.dialects import is_plain, seed_of
 from specprobe.embedded import EMBEDDED_NAME, embedded_folder, is_embedded, missing_error
 from specprobe.errors import SpecprobeError
+from specprobe.model_folder import check_config
 from specprobe.notices import Notice
 from specprobe.progress import Stages
 from specprobe.prompt import Prompt
@@ -199,6 +200,7 @@ def _context_of(location: str, trust_remote_code: bool) -> int | None:
 
     try:
         with quiet_transformers():
+            check_config("target", location)
             config = AutoConfig.from_pretrained(location, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise SpecprobeError(f"target {location}: cannot be loaded ({first_line(error)}); name another") from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from specprobe.defaults import BATCH_SIZE, MAX_NEW_TOKENS
 from specprobe.processors import DEFAULT_RULE, PLAIN, ProcessingRule, Processors
 from specprobe.prompt import Prompt
-from specprobe.store import Response, SettingsStore, TrajectoryStore
+from specprobe.store import Damage, Kept, Response, SettingsStore, TrajectoryStore
 from specprobe.tokens import Tokenizer, UnrenderableError
 from specprobe.trajectory import TokenIds
 
@@ -73,11 +73,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Responses in the order of the requests; `changed`: how many of an interrupted batch came out differently."""
+    """Responses in the order of the requests; `changed`: how many of an interrupted batch came out differently.
+
+    `damage`: of the stored files that had to be completed.
+    """
 
     responses: tuple[Response, ...]
     reused: int
     changed: int = 0
+    damage: tuple[Damage, ...] = ()
 
 
 class Writer(Protocol):
@@ -131,6 +135,7 @@ class Tally:
         self._wanted = len(limits)
         self._report = on_progress
         self._tokens = self._finished = self.reused = self.changed = 0
+        self.damage: list[Damage] = []
 
     def step(self, tokens: int) -> None:
         """So many tokens were written."""
@@ -174,13 +179,15 @@ class Gathering:
         self._tally = Tally(limits, on_progress)
         self._responses: dict[int, Response] = {}
         self.missing: list[int] = []
-        stored = kept.load(self.FILE) if kept else {}
+        found = kept.read(self.FILE) if kept else Kept({}, ())
         for index, request in enumerate(requests):
-            if request.key in stored:
-                self._responses[index] = stored[request.key]
-                self._tally.reuse(limits[index], stored[request.key])
+            if (response := found.responses.get(request.key)) is not None:
+                self._responses[index] = response
+                self._tally.reuse(limits[index], response)
             else:
                 self.missing.append(index)
+        if self.missing:
+            self._tally.damage += found.damage
 
     @property
     def num_finished(self) -> int:
@@ -197,7 +204,8 @@ class Gathering:
 
     def generated(self) -> Generated:
         """All of them, once none is missing."""
-        return Generated(tuple(self._responses[i] for i in range(len(self._requests))), self._tally.reused)
+        responses = tuple(self._responses[i] for i in range(len(self._requests)))
+        return Generated(responses, self._tally.reused, damage=tuple(self._tally.damage))
 
 
 def output_limit(

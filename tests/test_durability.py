@@ -1,4 +1,4 @@
-"""The store under real faults; see tests/store_faults.py."""
+"""The store and whole runs under real faults; see tests/store_faults.py and tests/analyze_faults.py."""
 
 import json
 import subprocess
@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.analyze_faults import TOGETHER
 from tests.store_faults import RESPONSES_A_WRITER, WRITERS
 
 pytestmark = [
@@ -35,3 +36,15 @@ def test_two_processes_at_once_lose_nothing(report):
 def test_a_full_disk_keeps_what_was_finished_and_says_so(report):
     assert report["kept_before_full"] > 3
     assert "is kept" in report["told_when_full"]
+
+
+@pytest.mark.timeout(1800)
+def test_whole_runs_that_die_or_meet_leave_what_an_undisturbed_one_leaves(tmp_path):
+    """The script asserts it; here it has to have come to something."""
+    command = [sys.executable, "-m", "tests.analyze_faults", str(tmp_path), "8", "1"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["killed"] >= 8
+    assert found["resumed_with_responses"] >= 1
+    assert found["together"] == found["together_fresh"] == TOGETHER

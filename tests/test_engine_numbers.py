@@ -594,6 +594,7 @@ def changed(**figures: object) -> str:
         ("vllm:spec_decode_num_drafts_total 1\nsglang:spec_accept_length 2.0\n", "counters of vllm and sglang"),
         ("draft acceptance = 0.9 (  9" + "9" * 40 + " accepted /   10 generated)\n", "that many digits"),
         ("draft acceptance = 0.9 (  11 accepted /   10 generated), mean len =  2.00\n", "11 accepted of 10"),
+        (VLLM_LINE.format(length=2, accepted=9, drafted=18, rates="0.6, 0. 26", rate=50), "no acceptance rates"),
     ],
 )
 def test_hostile_files_are_one_line(tmp_path, capsys, text, message):

@@ -17,11 +17,12 @@ from pathlib import Path
 
 from specprobe.engine_numbers.numbers import EngineCounts, EngineNumbers, RequestCounts, checked, summed
 from specprobe.errors import SpecprobeError
+from specprobe.notices import inert
 from specprobe.units import format_plural
 
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _VLLM = re.compile(
-    rf"SpecDecoding metrics: Mean acceptance length: {_NUMBER}, .*?Accepted: ([0-9]+) tokens, "
+    rf"SpecDecoding metrics: Mean acceptance length: {_NUMBER}, .{{0,200}}?Accepted: ([0-9]+) tokens, "
     r"Drafted: ([0-9]+) tokens, Per-position acceptance rate: ([0-9., ]*[0-9])"
 )
 _LLAMA_CPP = re.compile(
@@ -77,12 +78,21 @@ def _counts(where: str, length: str | None, accepted: str, drafted: str, positio
     if max(len(accepted), len(drafted)) > LARGEST_DIGITS:
         raise SpecprobeError(f"{where}: no count has that many digits; give the log as the server wrote it")
     num_accepted, num_drafted = int(accepted), int(drafted)
-    rates = [float(rate) for rate in positions.split(",") if rate.strip()] if positions else None
+    rates = _rates(where, positions) if positions else None
     rounds = _rounds(float(length) if length else None, num_accepted, num_drafted, rates)
     if rates is not None and any(rate > 1 for rate in rates):
         raise SpecprobeError(f"{where}: an acceptance rate above 1; give the log as the server wrote it")
     at = _at_positions(rates, rounds, num_accepted) if rates is not None and rounds is not None else None
     return checked(EngineCounts(rounds, num_drafted, num_accepted, accepted_at=at), where)
+
+
+def _rates(where: str, positions: str) -> list[float]:
+    try:
+        return [float(rate) for rate in positions.split(",") if rate.strip()]
+    except ValueError:
+        raise SpecprobeError(
+            f"{where}: {inert(positions, 60)!r} are no acceptance rates; give the log as the server wrote it"
+        ) from None
 
 
 def _rounds(length: float | None, accepted: int, drafted: int, rates: list[float] | None) -> int | None:

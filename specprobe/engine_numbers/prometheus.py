@@ -24,7 +24,8 @@ from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice, inert
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{.*\})?[ \t]+(\S+)")
-_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+# From the beginning of a word only: a long one would else be tried from each of its letters.
+_LABEL = re.compile(r'\b([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 # How the names of counters end that are read beside those of speculation.
 COUNTERS = (
     *("_tokens", "tokens_predicted", "prompt_tokens_cached", "num_requests", "request_success"),
