@@ -18,7 +18,8 @@ class MimoForCausalLM(Qwen2ForCausalLM):  # type: ignore[misc]
     """The main model; its drafting layers are left to the drafter `mtp`."""
 
     config_class = MimoConfig
-    _keys_to_ignore_on_load_unexpected = (r"model\.mtp_layers\.",)
+    # A list: older versions of transformers add another list to it.
+    _keys_to_ignore_on_load_unexpected = [r"model\.mtp_layers\."]  # noqa: RUF012
 
 
 def register_mimo() -> None:

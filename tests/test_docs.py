@@ -123,6 +123,14 @@ def test_links_between_pages_lead_somewhere():
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_scripts_among_the_tests_that_are_shown_are_there_and_say_how_they_are_run():
+    shown = {name for page in PAGES for name in re.findall(r"python -m tests\.(\w+(?:\.\w+)*)", page.read_text())}
+    assert {"bounds", "gpu_check", "licences"} <= shown
+    for name in shown:
+        script = ROOT / "tests" / f"{name.replace('.', '/')}.py"
+        assert f"python -m tests.{name}" in script.read_text()
+
+
 def test_the_constraints_hold_every_pinned_dependency_in_range():
     pinned = dict(
         line.split("==")

@@ -63,7 +63,8 @@ def assert_same_logits(models, caches=(None, None), **inputs):
             for model, cache, name in zip(models, caches, cache_names(models), strict=True)
         )
     assert ours.dtype == theirs.dtype
-    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    # Versions of transformers round differently where there is a mask: 5.24 as ours does, 5.6 by 7e-6 apart.
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def cache_names(models):
