@@ -107,6 +107,20 @@ def analyze(
     timeout: Annotated[
         float, typer.Option("--timeout", help="Seconds without a byte until the server counts as hanging.")
     ] = defaults.TIMEOUT_SECONDS,
+    hidden_states: Annotated[
+        Path | None,
+        typer.Option(
+            "--hidden-states",
+            help="For heads on a server: the folder that vLLM's extract_hidden_states writes into, as seen from here.",
+        ),
+    ] = None,
+    target_checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--target-checkpoint",
+            help="With --hidden-states: Hub id or folder of the served model; its embeddings and head are read.",
+        ),
+    ] = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -268,6 +282,8 @@ def analyze(
         backend=backend.value,
         server_model=server_model,
         timeout_seconds=timeout,
+        hidden_states=hidden_states,
+        target_checkpoint=target_checkpoint,
         read=ReadOptions(
             format=format_name,
             prompt_field=prompt_field,

@@ -55,6 +55,50 @@ class Features:
         return torch.frombuffer(content, dtype=self.dtype).reshape(-1, self.hidden_size)
 
 
+class FeatureFiles:
+    """The files of features while they are written, in a folder; open as long as a block lasts."""
+
+    def __init__(self, folder: Path, taps: Sequence[int]) -> None:
+        self._folder, self._taps = folder, taps
+        self._stack = contextlib.ExitStack()
+        self._files: dict[int, BinaryIO] = {}
+        self._rows: dict[bytes, tuple[int, int]] = {}
+        self._written = 0
+
+    def __enter__(self) -> FeatureFiles:
+        with file_errors(self._folder, _NOTE), contextlib.ExitStack() as stack:
+            for tap in self._taps:
+                self._files[tap] = stack.enter_context(open(_path(self._folder, tap), "wb", opener=_private))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stack.close()
+
+    @property
+    def count(self) -> int:
+        """Trajectories that are kept."""
+        return len(self._rows)
+
+    def add(self, trajectory: Trajectory, states: Mapping[int, torch.Tensor]) -> None:
+        """Keep the states [tokens, hidden size] of a trajectory, by tap; raises SpecprobeError where the disk is full."""
+        length = known_tokens(trajectory).size
+        self._rows[_key(trajectory)] = self._written, length
+        self._written += length
+        for tap, file in self._files.items():
+            assert len(states[tap]) == length
+            _write(file, states[tap], self._folder)
+
+    def features(self, hidden_size: int, dtype: torch.dtype) -> Features:
+        """What was kept, with the width and precision of all states."""
+        return Features(self._folder, self._rows, hidden_size, dtype)
+
+
+def distinct_texts(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+    """One trajectory of each text: the states of equal ones are kept once."""
+    return list({_key(trajectory): trajectory for trajectory in trajectories}.values())
+
+
 def capture_features(
     target: Target,
     trajectories: Iterable[Trajectory],
@@ -66,29 +110,20 @@ def capture_features(
 
     Raises SpecprobeError where the disk cannot hold them.
     """
-    distinct = {_key(trajectory): trajectory for trajectory in trajectories}
-    works = list(distinct.values())
-    lengths = [t.prompt_ids.size + t.output_ids.size + t.tail_ids.size for t in works]
-    rows: dict[bytes, tuple[int, int]] = {}
-    written = 0
-    with contextlib.ExitStack() as stack:
-        with file_errors(folder, _NOTE):
-            files = {tap: stack.enter_context(open(_path(folder, tap), "wb", opener=_private)) for tap in taps}
-        stack.enter_context(torch.inference_mode())
-        recorded = stack.enter_context(recording(target, taps))
+    works = distinct_texts(trajectories)
+    lengths = [known_tokens(work).size for work in works]
+    with FeatureFiles(folder, taps) as files, torch.inference_mode(), recording(target, taps) as recorded:
         for batch in (b for window in windows(lengths, _PASS_TOKENS) for b in window):
             ids = padded_ids([known_tokens(works[i]) for i in batch])
             with contextlib.suppress(_EnoughError):
                 target.decoder(input_ids=torch.from_numpy(ids).to(target.device), use_cache=False)
             for row, index in enumerate(batch):
-                rows[_key(works[index])] = written, lengths[index]
-                written += lengths[index]
-                for tap, file in files.items():
-                    # Some models keep this stream in float32 beside narrower weights.
-                    _write(file, recorded[tap][row, : lengths[index]].to(target.model.dtype), folder)
+                # Some models keep this stream in float32 beside narrower weights.
+                states = {tap: recorded[tap][row, : lengths[index]].to(target.model.dtype) for tap in taps}
+                files.add(works[index], states)
                 if on_response is not None:
-                    on_response(len(rows))
-    return Features(folder, rows, target.text_config.hidden_size, target.model.dtype)
+                    on_response(files.count)
+    return files.features(target.text_config.hidden_size, target.model.dtype)
 
 
 def _private(path: str, flags: int) -> int:
