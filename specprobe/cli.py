@@ -926,6 +926,9 @@ def bench(
     out: Annotated[
         Path | None, typer.Option("--out", help="The document, kept after every pass; `calibrate` reads it.")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Use what an interrupted bench of the same settings has finished.")
+    ] = False,
     plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -958,6 +961,7 @@ def bench(
         cost=bench_cost(cost, gpu, target),
         recommendation=recommendation,
         out=out,
+        resume=resume,
     )
     result = run_bench(options, OnStderr(is_plain=plain))
     if as_json:
@@ -1131,12 +1135,15 @@ def doctor(
 
 @app.command()
 def clean(as_json: JsonOption = False) -> None:
-    """Remove what holds text in .specprobe: responses, runs with --include-text, what killed runs left. Others stay."""
+    """Remove what holds text in .specprobe: responses, unfinished benches, runs with --include-text, what killed runs
+    left. Others stay."""
+    from specprobe.paths import benches_folder, trajectories_folder
     from specprobe.run_files import remove_texts
     from specprobe.scratch import remove_abandoned
     from specprobe.store import clear
 
-    files, freed_bytes = map(sum, zip(clear(), remove_abandoned(), remove_texts(), strict=True))
+    kept = (clear(trajectories_folder()), clear(benches_folder()))
+    files, freed_bytes = map(sum, zip(*kept, remove_abandoned(), remove_texts(), strict=True))
     if as_json:
         _print_json({"schema": "specprobe.clean/1", "files": files, "bytes": freed_bytes})
     else:

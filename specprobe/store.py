@@ -1,15 +1,13 @@
 """Responses on disk: each is kept the moment it is finished, so that an interrupted run loses nothing.
 
 One folder for each set of settings that change the output, one append-only file for each batch, one line for each
-response: 16 hex digits of checksum, a space, JSON. A line that does not match its checksum (the machine stopped in
-the middle of a write) counts as absent. File names are hashes; they say nothing about prompts.
+response. File names are hashes; they say nothing about prompts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +16,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from specprobe.paths import PRIVATE_FILE, file_errors, remove_files, trajectories_folder, write_private
+from specprobe.checked_lines import append_record, read_records
+from specprobe.paths import file_errors, remove_files, trajectories_folder, write_private
 from specprobe.trajectory import TokenIds, token_ids
 
 FORMAT_VERSION = 2
-_CHECKSUM_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,19 +63,9 @@ class SettingsStore:
 
     def load(self, batch: str) -> dict[str, Response]:
         """The finished responses of a batch by request key; of two lines for one request the first counts."""
-        path = self._path(batch)
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            with file_errors(path):
-                raise error
         responses: dict[str, Response] = {}
-        for line in content.split(b"\n"):
-            record = _checked(line)
-            if record is not None:
-                responses.setdefault(record["request"], _from_record(record))
+        for record in read_records(self._path(batch)):
+            responses.setdefault(record["request"], _from_record(record))
         return responses
 
     def append(self, batch: str, request: str, response: Response) -> None:
@@ -85,17 +73,7 @@ class SettingsStore:
         path = self._path(batch)
         if not self.folder.is_dir():
             write_private(self.folder / "settings.json", json.dumps(self._settings, indent=2, sort_keys=True) + "\n")
-        line = _line(_to_record(request, response))
-        with file_errors(path, note="every response finished before this one is kept"):
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-            descriptor = os.open(path, flags, PRIVATE_FILE)
-            try:
-                # A torn last line must not swallow this one.
-                start = b"\n" if _ends_inside_a_line(descriptor) else b""
-                _write_all(descriptor, start + line)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        append_record(path, _to_record(request, response), "every response finished before this one is kept")
 
     def _path(self, batch: str) -> Path:
         return self.folder / f"{batch}.jsonl"
@@ -113,16 +91,6 @@ def clear(folder: Path | None = None) -> tuple[int, int]:
         for part in folders:
             part.rmdir()
     return files, freed
-
-
-def _ends_inside_a_line(descriptor: int) -> bool:
-    size = os.fstat(descriptor).st_size
-    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]
 
 
 def _to_record(request: str, response: Response) -> dict[str, Any]:
@@ -155,17 +123,3 @@ def _from_hex(text: str) -> NDArray[np.float32]:
     values = np.frombuffer(bytes.fromhex(text), dtype="<f4").astype(np.float32)
     values.flags.writeable = False
     return values
-
-
-def _line(record: Mapping[str, Any]) -> bytes:
-    body = json.dumps(record, separators=(",", ":")).encode("ascii")
-    return _checksum(body) + b" " + body + b"\n"
-
-
-def _checked(line: bytes) -> dict[str, Any] | None:
-    checksum, separator, body = line.partition(b" ")
-    return json.loads(body) if separator and checksum == _checksum(body) else None
-
-
-def _checksum(body: bytes) -> bytes:
-    return hashlib.sha256(body).hexdigest()[:_CHECKSUM_DIGITS].encode("ascii")
