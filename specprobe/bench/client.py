@@ -37,7 +37,9 @@ class Written:
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Written:
         """What `to_json` gave."""
-        prompt_ids, output_ids = (None if ids is None else tuple(ids) for ids in (told["prompt_ids"], told["output_ids"]))
+        prompt_ids, output_ids = (
+            None if ids is None else tuple(ids) for ids in (told["prompt_ids"], told["output_ids"])
+        )
         return cls(told["text"], prompt_ids, output_ids, told["finish_reason"])
 
     def to_json(self) -> dict[str, Any]:

@@ -149,9 +149,7 @@ def _told_what_is_kept(kept: KeptPasses) -> Iterator[None]:
     except SpecprobeError as error:
         if not kept.count:
             raise
-        raise SpecprobeError(
-            f"{error} (passes finished and kept: {kept.count}; --resume goes on from there)"
-        ) from None
+        raise SpecprobeError(f"{error} (passes finished and kept: {kept.count}; --resume goes on from there)") from None
 
 
 class _Desk:
