@@ -52,7 +52,8 @@ def replay_all(
     """Results by set of trajectories, then drafter, then way of drafting.
 
     The target runs once more over the text, here or on its server, for those that read its states, which then wait on
-    the disk; after that its layers are given up, so that each drafter has the memory to itself. `opened` is emptied as drafters are done.
+    the disk; after that its layers are given up, so that each drafter has the memory to itself. `opened` is emptied as
+    drafters are done.
     """
     notices = [notice for drafter in opened for notice in drafter.notices]
     taps = sorted({tap for drafter in opened for tap in drafter.taps})

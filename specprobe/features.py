@@ -81,7 +81,7 @@ class FeatureFiles:
         return len(self._rows)
 
     def add(self, trajectory: Trajectory, states: Mapping[int, torch.Tensor]) -> None:
-        """Keep the states [tokens, hidden size] of a trajectory, by tap; raises SpecprobeError where the disk is full."""
+        """Keep the states [tokens, hidden size] of a trajectory by tap; raises SpecprobeError for a full disk."""
         length = known_tokens(trajectory).size
         self._rows[_key(trajectory)] = self._written, length
         self._written += length

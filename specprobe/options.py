@@ -126,8 +126,8 @@ class AnalyzeOptions:
             raise SpecprobeError("--server-model: is for a server; name its address with --target http://HOST:PORT/v1")
         if (self.hidden_states is None) != (self.target_checkpoint is None):
             raise SpecprobeError(
-                "--hidden-states FOLDER and --target-checkpoint CHECKPOINT go together: where a server writes the states "
-                "of its model, and that model's config, embeddings and head"
+                "--hidden-states FOLDER and --target-checkpoint CHECKPOINT go together: where a server writes the "
+                "states of its model, and that model's config, embeddings and head"
             )
         if not self.is_served:
             if self.hidden_states is not None:
@@ -137,8 +137,8 @@ class AnalyzeOptions:
             return
         if self.hidden_states is not None and not self.hidden_states.is_dir():
             raise SpecprobeError(
-                f"--hidden-states {self.hidden_states}: no such folder here; name the server's shared_storage_path as it "
-                "is seen from here"
+                f"--hidden-states {self.hidden_states}: no such folder here; name the server's shared_storage_path as "
+                "it is seen from here"
             )
         if self.responses == "logged":
             raise SpecprobeError(

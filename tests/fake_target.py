@@ -115,13 +115,12 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         server.counts["states"] += 1
         path = server.states_folder / f"cmpl-{server.counts['states']}.safetensors"
-        lock = Path(f"{path}.lock").open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        told = {"choices": [{"text": "a"}], "kv_transfer_params": {"hidden_states_path": f"/elsewhere/{path.name}"}}
-        self.answer(200, told)
-        ids = torch.tensor(body["prompt"])
-        save_file({"hidden_states": server.states(ids), "token_ids": ids}, path)
-        lock.close()
+        with Path(f"{path}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            told = {"choices": [{"text": "a"}], "kv_transfer_params": {"hidden_states_path": f"/elsewhere/{path.name}"}}
+            self.answer(200, told)
+            ids = torch.tensor(body["prompt"])
+            save_file({"hidden_states": server.states(ids), "token_ids": ids}, path)
 
     def chunks(self, prompt: Any, written: Any, log_probs: Any, reason: str, body: dict[str, Any]) -> Iterator[bytes]:
         server = self.server

@@ -93,7 +93,7 @@ def test_a_frame_needs_the_weights_and_not_those_of_layers(tmp_path, target, che
     save_file({name: t for name, t in tensors.items() if ".layers." not in name}, tmp_path / "a.safetensors")
     load_frame(str(tmp_path), CPU, target.tokenizer)
     save_file({name: t for name, t in tensors.items() if "embed" not in name}, tmp_path / "a.safetensors")
-    with pytest.raises(SpecprobeError, match="--target-checkpoint .*have no model.embed_tokens.weight"):
+    with pytest.raises(SpecprobeError, match=r"--target-checkpoint .*have no model\.embed_tokens\.weight"):
         load_frame(str(tmp_path), CPU, target.tokenizer)
 
 

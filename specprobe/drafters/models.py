@@ -69,7 +69,7 @@ class DraftContext:
         )
 
     def needed_target(self, name: str) -> Target:
-        """The target, without layers where a server gives its states; or a SpecprobeError that says why it is needed."""
+        """The target, without layers where a server gives its states; or a SpecprobeError why it is needed."""
         target = self._known_target
         if target is not None:
             return target

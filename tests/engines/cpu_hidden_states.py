@@ -1,8 +1,7 @@
-"""vLLM 0.32's connector for hidden states on the CPU build: the same files, without the CUDA streams that it copies by.
+"""vLLM 0.32's connector for hidden states on the CPU build: the same files, without the CUDA streams of its copies.
 
-    --kv-transfer-config '{"kv_connector": "CpuHiddenStatesConnector", "kv_connector_module_path": "cpu_hidden_states", ...}'
-
-with this folder in PYTHONPATH.
+With this folder in PYTHONPATH, `--kv-transfer-config` takes "kv_connector": "CpuHiddenStatesConnector" and
+"kv_connector_module_path": "cpu_hidden_states", beside what README.md shows.
 """
 
 from __future__ import annotations
