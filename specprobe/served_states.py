@@ -66,7 +66,7 @@ class ServedStates:
     def check(self, taps: Sequence[int]) -> None:
         """Raise SpecprobeError, before any text is written, where the server does not write what `taps` need."""
         stopped = threading.Event()
-        self.patience.ask(lambda: self._ask(torch.tensor(PROBE_IDS), self.layers(taps), stopped), stopped)
+        self.patience.ask(lambda: self.ask(torch.tensor(PROBE_IDS), self.layers(taps), stopped), stopped)
 
     def capture(
         self,
@@ -86,7 +86,7 @@ class ServedStates:
 
         def ask(work: Trajectory, stopped: threading.Event) -> torch.Tensor:
             ids = torch.from_numpy(known_tokens(work)[:-1].astype("int64"))
-            return self.patience.ask(lambda: self._ask(ids, layers, stopped), stopped)
+            return self.patience.ask(lambda: self.ask(ids, layers, stopped), stopped)
 
         with FeatureFiles(folder, taps) as files, torch.inference_mode():
             for index, states in side_by_side(ask, works, self.requests_at_once):
@@ -111,7 +111,7 @@ class ServedStates:
                 f"{largest}; name the checkpoint of the served model"
             )
 
-    def _ask(self, ids: torch.Tensor, layers: Sequence[int], stopped: threading.Event) -> torch.Tensor:
+    def ask(self, ids: torch.Tensor, layers: Sequence[int], stopped: threading.Event) -> torch.Tensor:
         """The states [tokens, layers, hidden size] over `ids` [tokens]."""
         body = {"model": self.model, "prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0}
         answer = post_json(self.server, f"{self.server.path}/completions", body)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import tiny_mtp
 import torch
 import toy_target as toy
 from fake_target import serving_target
+from recorded_server import replaying
 from reference import make_trajectory
 
 from specprobe.causal_lm import LoadOptions
@@ -23,8 +26,8 @@ from specprobe.endpoint import Endpoint
 from specprobe.errors import SpecprobeError
 from specprobe.features import LAST, capture_features, recording
 from specprobe.profiles import resolve_profile
-from specprobe.served_states import server_flags
-from specprobe.server import Patience
+from specprobe.served_states import ServedStates, server_flags
+from specprobe.server import Patience, parse_server
 from specprobe.target import Target, load_target
 from specprobe.target_frame import load_frame
 
@@ -185,8 +188,6 @@ def test_states_that_do_not_fit_are_refused_before_anything_is_written(target, c
 
 
 def short(server):
-    from specprobe.server import parse_server
-
     return parse_server(server.url, timeout_seconds=0.3)
 
 
@@ -222,6 +223,27 @@ def test_analyze_beside_a_server_is_analyze_with_the_target(target, checkpoint, 
     assert run_command([*command, "ids.jsonl", "--responses", "logged", "--target", str(checkpoint)]) == 0
     here = json.loads(capsys.readouterr().out)
     assert [result["depths"] for result in document["results"]] == [result["depths"] for result in here["results"]]
+
+
+RECORDED = Path(__file__).parent / "golden" / "states-vllm"
+
+
+def test_what_a_real_vllm_wrote(tmp_path):
+    """Recorded from vLLM 0.32, layers 2, 15 and 27 of SmolLM2-135M over four tokens; what it answered, and its file."""
+    (name,) = (path.name for path in RECORDED.glob("*.safetensors"))
+    shutil.copy(RECORDED / name, tmp_path / name)
+    config = SimpleNamespace(num_hidden_layers=30, hidden_size=576)
+    frame = SimpleNamespace(text_config=config, record=SimpleNamespace(name="target", vocab_size=49152))
+    with replaying(RECORDED) as (url, seen):
+        states = ServedStates(parse_server(url, timeout_seconds=5), "smol", tmp_path, frame, 1, Patience(1))
+        found = states.ask(torch.tensor([1, 4093, 198, 2]), [2, 15, 27], threading.Event())
+        assert found.shape == (4, 3, 576)
+        # Streams grow from layer to layer, and the file is read once.
+        norms = found.norm(dim=-1).mean(dim=0)
+        assert norms[0] < norms[1] < norms[2]
+        assert not list(tmp_path.iterdir())
+    ((_, body),) = seen
+    assert body == {"model": "smol", "prompt": [1, 4093, 198, 2], "max_tokens": 1, "temperature": 0.0}
 
 
 @pytest.mark.parametrize("kind", ["sglang", "llama.cpp", "unknown"])
