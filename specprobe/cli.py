@@ -107,20 +107,6 @@ def analyze(
     timeout: Annotated[
         float, typer.Option("--timeout", help="Seconds without a byte until the server counts as hanging.")
     ] = defaults.TIMEOUT_SECONDS,
-    hidden_states: Annotated[
-        Path | None,
-        typer.Option(
-            "--hidden-states",
-            help="For heads on a server: the folder that vLLM's extract_hidden_states writes into, as seen from here.",
-        ),
-    ] = None,
-    target_checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--target-checkpoint",
-            help="With --hidden-states: Hub id or folder of the served model; its embeddings and head are read.",
-        ),
-    ] = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option(
@@ -193,6 +179,20 @@ def analyze(
     trust_remote_code: TrustOption = False,
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", help="Hub id or folder; for logged text, or a served model's.")
+    ] = None,
+    hidden_states: Annotated[
+        Path | None,
+        typer.Option(
+            "--hidden-states",
+            help="For heads on a server: the folder that vLLM's extract_hidden_states writes into, as seen from here.",
+        ),
+    ] = None,
+    target_checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--target-checkpoint",
+            help="With --hidden-states: Hub id or folder of the served model; its embeddings and head are read.",
+        ),
     ] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
