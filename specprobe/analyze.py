@@ -12,7 +12,7 @@ import numpy as np
 
 from specprobe.acceptance import Acceptance
 from specprobe.checks import check_acceptance, check_responses, is_degenerate_loop
-from specprobe.drafters import DraftContext, Limits, Parsed, is_model_free, parse_drafter
+from specprobe.drafters import DraftContext, Limits, Parsed, is_model_free, parse_drafter, reads_states
 from specprobe.drafters.suffix import SuffixDrafter
 from specprobe.drafting import open_all, replay_all
 from specprobe.entropy import summarize_entropy
@@ -139,9 +139,12 @@ def _look(looks: Looks, size: int, origin: Origin, setup: _Setup) -> _Look | Non
         temperatures=origin.temperatures,
         distribution=_distribution(origin),
         elsewhere=origin.elsewhere is not None,
+        states=origin.states,
     )
     # What does not fit is refused before hours go into responses.
     opened = open_all(setup.drafters, context)
+    if origin.states is not None:
+        origin.states.check([tap for drafter in opened for tap in drafter.taps])
     sources = get_responses(origin, options, setup.stages, setup.store)
     if not is_last and not sources.is_complete:
         return None
@@ -237,6 +240,15 @@ def planned_drafters(options: AnalyzeOptions, profile: Profile) -> list[Parsed]:
         raise SpecprobeError(
             "--draft-sampling sampled: n-gram and suffix propose tokens, not distributions; use greedy"
         )
+    readers = [drafter for drafter in drafters if reads_states(drafter)]
+    if readers and options.is_served and options.hidden_states is None:
+        raise SpecprobeError(
+            f"--drafter {readers[0].name}: drafts from the target's hidden states; vLLM writes them (method "
+            "extract_hidden_states): add --hidden-states FOLDER and --target-checkpoint CHECKPOINT, and you are told "
+            "how to start it; or name the checkpoint itself with --target where it fits, or another drafter"
+        )
+    if not readers and options.hidden_states is not None:
+        raise SpecprobeError("--hidden-states: no drafter reads them; name a head with --drafter, or leave it out")
     for number, drafter in enumerate(drafters):
         if drafter in drafters[:number]:
             raise SpecprobeError(f"--drafter: {drafter.name} is named twice with the same settings")

@@ -81,11 +81,14 @@ class Section:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder with a config and weights. `name`: what the user called it, for messages and records."""
+    """A folder with a config and weights. `name`: what the user called it, for messages and records; `role`: what it is
+    called in messages.
+    """
 
     name: str
     folder: Path
     config: Mapping[str, Any]
+    role: str = "drafter"
     _loaded: dict[str, Mapping[str, torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -96,7 +99,7 @@ class Checkpoint:
             if paths:
                 return {name: path for path in paths for name in self._names(path)}
         raise SpecprobeError(
-            f"drafter {self.name}: no weights in {inert(str(self.folder), 200)}; a safetensors file is needed "
+            f"{self.role} {self.name}: no weights in {inert(str(self.folder), 200)}; a safetensors file is needed "
             "(or one that torch.load reads with weights_only)"
         )
 
@@ -122,7 +125,7 @@ class Checkpoint:
             raise self.missing(name)
         shape = self.shape(name)
         if not shape:
-            raise SpecprobeError(f"drafter {self.name}: tensor {inert(name, 200)} is a single number, not a matrix")
+            raise SpecprobeError(f"{self.role} {self.name}: tensor {inert(name, 200)} is a single number, not a matrix")
         return shape[0]
 
     def __contains__(self, name: str) -> bool:
@@ -162,7 +165,7 @@ class Checkpoint:
         """The error for a tensor that is not there."""
         shape = f" (shape needed {list(needed)})" if needed is not None else ""
         return SpecprobeError(
-            f"drafter {self.name}: tensor {inert(name, 200)} is missing{shape}; "
+            f"{self.role} {self.name}: tensor {inert(name, 200)} is missing{shape}; "
             "is this checkpoint of the method that --drafter names?"
         )
 
@@ -171,7 +174,7 @@ class Checkpoint:
         layers = fields.get("num_hidden_layers", 1)
         if type(layers) is not int or not 1 <= layers <= len(self.names):
             raise SpecprobeError(
-                f"drafter {self.name}: {CONFIG_NAME} says {inert(str(layers))} layers, the weights are "
+                f"{self.role} {self.name}: {CONFIG_NAME} says {inert(str(layers))} layers, the weights are "
                 f"{len(self.names)} tensors"
             )
 
@@ -183,7 +186,7 @@ class Checkpoint:
         found = list(self.shape(name))
         if found != needed:
             raise SpecprobeError(
-                f"drafter {self.name}: tensor {inert(name, 200)} has shape {found}, shape needed {needed}; "
+                f"{self.role} {self.name}: tensor {inert(name, 200)} has shape {found}, shape needed {needed}; "
                 "it was trained for another target, or its config.json is another checkpoint's"
             )
         self._check_precision(name)
@@ -202,7 +205,7 @@ class Checkpoint:
             kind, is_packed = str(stored).removeprefix("torch."), stored.itemsize < 2
         if is_packed:
             raise SpecprobeError(
-                f"drafter {self.name}: tensor {inert(name, 200)} is quantised ({kind}); "
+                f"{self.role} {self.name}: tensor {inert(name, 200)} is quantised ({kind}); "
                 "get the checkpoint in bfloat16, float16 or float32"
             )
 
@@ -244,12 +247,12 @@ class Checkpoint:
     def _damaged(self, path: Path, error: Exception) -> SpecprobeError:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return SpecprobeError(
-            f"drafter {self.name}: {inert(path.name, 100)} cannot be read as plain tensors ({inert(reason, 160)}); "
+            f"{self.role} {self.name}: {inert(path.name, 100)} cannot be read as plain tensors ({inert(reason, 160)}); "
             "code in weight files is never run: get a safetensors file, or download it again"
         )
 
 
-def open_checkpoint(name: str) -> Checkpoint:
+def open_checkpoint(name: str, role: str = "drafter") -> Checkpoint:
     """The checkpoint in a folder or of a Hub id (downloaded to the Hub's cache). Raises SpecprobeError."""
     try:
         folder = Path(name).expanduser()
@@ -258,8 +261,8 @@ def open_checkpoint(name: str) -> Checkpoint:
         # No name of a file on this system: then it is one of the Hub's, or nothing.
         is_here = False
     if not is_here:
-        folder = _download(name)
-    check_folder("drafter", str(folder))
+        folder = _download(name, role)
+    check_folder(role, str(folder))
     path = folder / CONFIG_NAME
     try:
         if path.stat().st_size > LARGEST_CONFIG_BYTES:
@@ -268,14 +271,14 @@ def open_checkpoint(name: str) -> Checkpoint:
         if not isinstance(config, dict):
             raise ValueError("not an object")
     except FileNotFoundError:
-        raise SpecprobeError(f"drafter {name}: no {CONFIG_NAME} in the folder; name the checkpoint's folder") from None
+        raise SpecprobeError(f"{role} {name}: no {CONFIG_NAME} in the folder; name the checkpoint's folder") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise SpecprobeError(f"drafter {name}: {CONFIG_NAME} cannot be read ({inert(str(error), 160)})") from None
-    check_sizes("drafter", name, config)
-    return Checkpoint(name, folder, config)
+        raise SpecprobeError(f"{role} {name}: {CONFIG_NAME} cannot be read ({inert(str(error), 160)})") from None
+    check_sizes(role, name, config)
+    return Checkpoint(name, folder, config, role)
 
 
-def _download(name: str) -> Path:
+def _download(name: str, role: str) -> Path:
     from huggingface_hub import snapshot_download
 
     from specprobe.tokens import unreachable_error
@@ -287,7 +290,7 @@ def _download(name: str) -> Path:
                 folder = Path(snapshot_download(name, allow_patterns=["*.json", *_WEIGHTS]))
         return folder
     except Exception as error:  # a name that is no repository, no network, no permission: all mean the same here
-        raise unreachable_error("drafter", name, error) from error
+        raise unreachable_error(role, name, error) from error
 
 
 def _stored_parts(name: str, shape: torch.Size, checkpoint: Checkpoint) -> list[tuple[str, list[int]]]:

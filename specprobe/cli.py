@@ -187,6 +187,20 @@ def analyze(
         str | None,
         typer.Option("--tokenizer", help="Hub id or folder; cuts logged text, or a server's, into tokens."),
     ] = None,
+    hidden_states: Annotated[
+        Path | None,
+        typer.Option(
+            "--hidden-states",
+            help="For heads on a server: the folder that vLLM's extract_hidden_states writes into, as seen from here.",
+        ),
+    ] = None,
+    target_checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--target-checkpoint",
+            help="With --hidden-states: Hub id or folder of the served model; its embeddings and head are read.",
+        ),
+    ] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     chat_template_kwargs: Annotated[
@@ -285,6 +299,8 @@ def analyze(
         server_model=server_model,
         timeout_seconds=timeout,
         ray=ray,
+        hidden_states=hidden_states,
+        target_checkpoint=target_checkpoint,
         read=ReadOptions(
             format=format_name,
             prompt_field=prompt_field,
@@ -931,6 +947,9 @@ def bench(
     out: Annotated[
         Path | None, typer.Option("--out", help="The document, kept after every pass; `calibrate` reads it.")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Use what an interrupted bench of the same settings has finished.")
+    ] = False,
     plain: PlainOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -962,6 +981,7 @@ def bench(
         cost=bench_cost(cost, gpu, target),
         recommendation=recommendation,
         out=out,
+        resume=resume,
     )
     result = run_bench(options, OnStderr(is_plain=plain))
     if as_json:
@@ -1135,13 +1155,16 @@ def doctor(
 
 @app.command()
 def clean(as_json: JsonOption = False) -> None:
-    """Remove what holds text in .specprobe. Responses, runs with --include-text, what killed runs left. Others stay."""
+    """Remove what holds text in .specprobe. Responses, unfinished benches, runs with --include-text, what killed runs
+    left. Others stay."""
+    from specprobe.paths import benches_folder, trajectories_folder
     from specprobe.run_files import remove_texts
     from specprobe.scratch import remove_abandoned
     from specprobe.store import clear
     from specprobe.units import format_bytes, format_plural
 
-    files, freed_bytes = map(sum, zip(clear(), remove_abandoned(), remove_texts(), strict=True))
+    kept = (clear(trajectories_folder()), clear(benches_folder()))
+    files, freed_bytes = map(sum, zip(*kept, remove_abandoned(), remove_texts(), strict=True))
     if as_json:
         _print_json({"schema": "specprobe.clean/1", "files": files, "bytes": freed_bytes})
     else:

@@ -20,6 +20,7 @@ from specprobe.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from specprobe.features import Features
+    from specprobe.served_states import ServedStates
     from specprobe.target import Target
     from specprobe.target_distribution import TargetDistribution
 
@@ -64,9 +65,9 @@ def replay_all(
 ) -> tuple[tuple[Acceptance, ...], tuple[Notice, ...]]:
     """Results by set of trajectories, then drafter, then way of drafting.
 
-    The target runs once more over the text for those that read its states, which then wait on the disk; after that
-    its layers are given up, so that each drafter has the memory to itself, unless it is to write more (`keeps_target`).
-    `opened` is emptied as drafters are done.
+    The target runs once more over the text, here or on its server, for those that read its states, which then wait on
+    the disk; after that its layers are given up, so that each drafter has the memory to itself, unless it is to write
+    more (`keeps_target`). `opened` is emptied as drafters are done.
     """
     notices = [notice for drafter in opened for notice in drafter.notices]
     taps = sorted({tap for drafter in opened for tap in drafter.taps})
@@ -76,6 +77,9 @@ def replay_all(
         if context.target is not None:
             folder = stack.enter_context(scratch_folder())
             features = _capture(context.target, context.distribution, sets, taps, folder, stages)
+        elif context.states is not None:
+            folder = stack.enter_context(scratch_folder())
+            features = _capture_elsewhere(context.states, sets, taps, folder, stages)
         if context.distribution is not None:
             notices += context.distribution.notices
         if context.target is not None and any(drafter.has_model for drafter in opened) and not keeps_target:
@@ -144,6 +148,15 @@ def _capture(
     if distribution and warm:
         distribution.take(features, warm)
     return features
+
+
+def _capture_elsewhere(
+    states: ServedStates, sets: Sequence[Sequence[Trajectory]], taps: Sequence[int], folder: Path, stages: Stages
+) -> Features:
+    """What drafters read of the target, from the server that it runs on."""
+    works = [trajectory for trajectories in sets for trajectory in trajectories]
+    with stages.track("asking for the target's hidden states", len(works)) as advance:
+        return states.capture(works, taps, folder, _counting(advance))
 
 
 def _samplings(

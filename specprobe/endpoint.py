@@ -6,8 +6,9 @@ Finished responses are kept one by one, so that a server that dies, a full disk 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specprobe.completion_server import find_model
 from specprobe.dialects import DIALECTS
@@ -20,6 +21,10 @@ from specprobe.store import Response, TrajectoryStore
 from specprobe.tokens import Tokenizer, UnrenderableError
 from specprobe.trajectory import TokenIds
 from specprobe.writing import Gathering, Generated, Progress, Request, Sampling, output_limit
+
+if TYPE_CHECKING:
+    from specprobe.served_states import ServedStates
+    from specprobe.target import Target
 
 PATIENCE = Patience()
 
@@ -90,6 +95,20 @@ class Endpoint:
                 "--chat-template-kwargs are not the served model's; the server's tokens were used",
             ),
         )
+
+    def hidden_states(self, folder: Path, frame: Target) -> ServedStates:
+        """Where the server's hidden states are read; `frame`: the served model without its layers.
+
+        Raises SpecprobeError where the server is of an engine that gives none.
+        """
+        if self.engine != "vllm":
+            raise SpecprobeError(
+                f"--hidden-states: {self._server.name} is {self.engine}, and only vLLM writes its hidden states; serve "
+                "the model with vLLM, or name its checkpoint with --target where it fits"
+            )
+        from specprobe.served_states import ServedStates
+
+        return ServedStates(self._server, self._model.name, folder, frame, self._at_once, self._patience)
 
     def close(self) -> None:
         """Nothing is held: each request has a connection of its own."""

@@ -286,11 +286,11 @@ def _llama_cpp_model(kind: str, *, has_model: bool = True) -> Writer:
 
 
 def _llama_cpp_ngram(wanted: Speculation) -> Settings:
+    """It drafts size-m tokens; --spec-draft-n-max is for models (see `NgramRule.at_depth`)."""
     return {
         "--spec-type": "ngram-simple",
-        "--spec-draft-n-max": wanted.depth,
         "--spec-ngram-simple-size-n": wanted.config["max"],
-        "--spec-ngram-simple-size-m": wanted.config["copy"],
+        "--spec-ngram-simple-size-m": min(wanted.depth, wanted.config["copy"]),
     }
 
 

@@ -56,7 +56,7 @@ def carried(features: Features, taps: Sequence[int], trajectories: Sequence[Traj
     """The states of these trajectories, to be sent to another process."""
     states = {_key(t): {tap: features.read(tap, t) for tap in taps} for t in trajectories}
     dtype = next((state.dtype for by_tap in states.values() for state in by_tap.values()), torch.float32)
-    return CarriedFeatures({key: {tap: _bytes(by_tap[tap]) for tap in taps} for key, by_tap in states.items()}, dtype)
+    return CarriedFeatures({key: {tap: in_bytes(by_tap[tap]) for tap in taps} for key, by_tap in states.items()}, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,50 @@ class StoredFeatures:
         return torch.frombuffer(content, dtype=self.dtype).reshape(-1, self.hidden_size)
 
 
+class FeatureFiles:
+    """The files of features while they are written, in a folder; open as long as a block lasts."""
+
+    def __init__(self, folder: Path, taps: Sequence[int]) -> None:
+        self._folder, self._taps = folder, taps
+        self._stack = contextlib.ExitStack()
+        self._files: dict[int, BinaryIO] = {}
+        self._rows: dict[bytes, tuple[int, int]] = {}
+        self._written = 0
+
+    def __enter__(self) -> FeatureFiles:
+        with file_errors(self._folder, _NOTE), contextlib.ExitStack() as stack:
+            for tap in self._taps:
+                self._files[tap] = stack.enter_context(open(_path(self._folder, tap), "wb", opener=_private))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stack.close()
+
+    @property
+    def count(self) -> int:
+        """Trajectories that are kept."""
+        return len(self._rows)
+
+    def add(self, trajectory: Trajectory, states: Mapping[int, NDArray[np.uint8]]) -> None:
+        """Keep the states of a trajectory by tap, as of `in_bytes`; raises SpecprobeError for a full disk."""
+        length = known_tokens(trajectory).size
+        self._rows[_key(trajectory)] = self._written, length
+        self._written += length
+        for tap, file in self._files.items():
+            assert len(states[tap]) == length
+            _write(file, states[tap], self._folder)
+
+    def features(self, hidden_size: int, dtype: torch.dtype) -> StoredFeatures:
+        """What was kept, with the width and precision of all states."""
+        return StoredFeatures(self._folder, self._rows, hidden_size, dtype)
+
+
+def distinct_texts(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+    """One trajectory of each text: the states of equal ones are kept once."""
+    return list({_key(trajectory): trajectory for trajectory in trajectories}.values())
+
+
 def capture_features(
     target: Target,
     trajectories: Iterable[Trajectory],
@@ -94,24 +138,16 @@ def capture_features(
 
     Raises SpecprobeError where the disk cannot hold them.
     """
-    works = list({_key(trajectory): trajectory for trajectory in trajectories}.values())
+    works = distinct_texts(trajectories)
     batches = [batch for window in text_windows(works) for batch in window]
-    rows: dict[bytes, tuple[int, int]] = {}
-    written = 0
-    with contextlib.ExitStack() as stack:
-        with file_errors(folder, _NOTE):
-            files = {tap: stack.enter_context(open(_path(folder, tap), "wb", opener=_private)) for tap in taps}
-        texts = (([known_tokens(works[i]) for i in batch], tuple(taps)) for batch in batches)
+    texts = (([known_tokens(works[i]) for i in batch], tuple(taps)) for batch in batches)
+    with FeatureFiles(folder, taps) as files:
         for number, found in target.each(_states_of_batch, texts):
             for index, states in zip(batches[number], found, strict=True):
-                count = len(known_tokens(works[index]))
-                rows[_key(works[index])] = written, count
-                written += count
-                for tap, file in files.items():
-                    _write(file, states[tap], folder)
+                files.add(works[index], states)
                 if on_response is not None:
-                    on_response(len(rows))
-    return StoredFeatures(folder, rows, target.text_config.hidden_size, target.model.dtype)
+                    on_response(files.count)
+    return files.features(target.text_config.hidden_size, target.model.dtype)
 
 
 def _states_of_batch(
@@ -125,13 +161,13 @@ def _states_of_batch(
             target.decoder(input_ids=ids, use_cache=False)
         # Some models keep this stream in float32 beside narrower weights.
         return [
-            {tap: _bytes(recorded[tap][row, : len(text)].to(target.model.dtype)) for tap in taps}
+            {tap: in_bytes(recorded[tap][row, : len(text)].to(target.model.dtype)) for tap in taps}
             for row, text in enumerate(texts)
         ]
 
 
-def _bytes(states: torch.Tensor) -> NDArray[np.uint8]:
-    # numpy has no bfloat16: the bytes go out as they are.
+def in_bytes(states: torch.Tensor) -> NDArray[np.uint8]:
+    """[tokens, bytes of a row] of states [tokens, hidden size], which go out as they are: numpy has no bfloat16."""
     return states.contiguous().cpu().view(torch.uint8).numpy()
 
 

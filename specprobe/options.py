@@ -38,8 +38,10 @@ class AnalyzeOptions:
     """Everything that decides what `analyze` does; refused where it makes no sense, before any work is done.
 
     `target`: a Hub id or folder, or the address of a server; None for the embedded one. `backend`: who writes
-    responses where it is no server. `server_model`, `timeout_seconds`: of a server. `ray`: the cluster over which the
-    target's work is shared out, "local" for one that is started here; None for this process alone.
+    responses where it is no server. `server_model`, `timeout_seconds`: of a server. `hidden_states`: the folder that
+    it writes those of its model into, as seen from here, and `target_checkpoint` that model's Hub id or folder. `ray`:
+    the cluster over which the target's work is shared out, "local" for one that is started here; None for this process
+    alone.
 
     `temperatures`: None for 0 where responses are generated, and for what the log says where they are logged;
     FROM_LOG for each row's own, with its other sampling settings. `processors`: what else requests ask for, where
@@ -76,6 +78,8 @@ class AnalyzeOptions:
     ray: str | None = None
     read: ReadOptions = field(default_factory=ReadOptions)
     logged_cut_at: int | None = None
+    hidden_states: Path | None = None
+    target_checkpoint: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.depth <= MAX_DEPTH:
@@ -105,7 +109,11 @@ class AnalyzeOptions:
             raise SpecprobeError(f"--seed {self.seed}: must not be negative")
         if self.max_model_len is not None and self.max_model_len > 2**31:
             raise SpecprobeError(f"--max-model-len {self.max_model_len}: must be at most {2**31}")
-        for name, text in (("target", self.target), ("tokenizer", self.tokenizer)):
+        for name, text in (
+            ("target", self.target),
+            ("tokenizer", self.tokenizer),
+            ("target-checkpoint", self.target_checkpoint),
+        ):
             if text == "":
                 raise SpecprobeError(f"--{name}: is empty; give a folder or a Hub id, or leave it out")
         self._check_server()
@@ -137,8 +145,22 @@ class AnalyzeOptions:
     def _check_server(self) -> None:
         if not self.is_served and self.server_model is not None:
             raise SpecprobeError("--server-model: is for a server; name its address with --target http://HOST:PORT/v1")
+        if (self.hidden_states is None) != (self.target_checkpoint is None):
+            raise SpecprobeError(
+                "--hidden-states FOLDER and --target-checkpoint CHECKPOINT go together: where a server writes the "
+                "states of its model, and that model's config, embeddings and head"
+            )
         if not self.is_served:
+            if self.hidden_states is not None:
+                raise SpecprobeError(
+                    "--hidden-states: come from a server; name its address with --target http://HOST:PORT/v1"
+                )
             return
+        if self.hidden_states is not None and not self.hidden_states.is_dir():
+            raise SpecprobeError(
+                f"--hidden-states {self.hidden_states}: no such folder here; name the server's shared_storage_path as "
+                "it is seen from here"
+            )
         if self.responses == "logged":
             raise SpecprobeError(
                 "--responses logged: a server does not judge a log; leave --target out, or use --responses generate"

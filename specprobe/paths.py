@@ -44,6 +44,11 @@ def trajectories_folder() -> Path:
     return state_folder() / "trajectories"
 
 
+def benches_folder() -> Path:
+    """The folder of passes of benches that were not finished; they hold what the servers wrote, so all is private."""
+    return state_folder() / "benches"
+
+
 def make_private_folder(folder: Path) -> Path:
     """Create `folder` and its missing parents, readable by the owner only; existing ones are left as they are."""
     with file_errors(folder):

@@ -30,7 +30,8 @@ class NgramRule:
     copied (an occurrence always ends before the newest token). `first_start`: the first start that is tried.
     `copy_limit`: the most tokens copied, whatever the depth. `min_copied`: fewer available means no draft.
     `min_history`: no draft while the history is shorter than this. `stop_at_end_token`: the copy is cut
-    before an end-of-text token.
+    before an end-of-text token. `depth_is_copied`: whether the depth is the number of tokens copied, at most
+    `copy_limit`, and no limit beside it, so that what a draft and a history must have at least depends on the depth.
     """
 
     min_n: int
@@ -43,6 +44,19 @@ class NgramRule:
     min_copied: int = 1
     min_history: int = 0
     stop_at_end_token: bool = False
+    depth_is_copied: bool = False
+
+    def at_depth(self, depth: int) -> NgramRule:
+        """The rule of a server that drafts at most so many tokens.
+
+        llama.cpp's ngram-simple (b11434, common/ngram-map.cpp) drafts size-m tokens whatever --spec-draft-n-max says
+        (common_speculative_n_max), and looks nothing up in a history of size-n + size-m + 2 tokens or fewer, the newest
+        included.
+        """
+        if not self.depth_is_copied or self.copy_limit is None:
+            return self
+        copied = min(depth, self.copy_limit)
+        return replace(self, copy_limit=copied, min_history=self.max_n + copied + 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +242,7 @@ PROFILES: tuple[Profile, ...] = (
             first_start=1,
             copy_limit=48,
             min_copied=12,
-            min_history=12 + 48 + 3,
+            depth_is_copied=True,
         ),
         drafters=("ngram", "draft", "eagle3", "mtp", "dflash"),
         source="llama.cpp 2026-10 common/ngram-map.cpp (ngram-simple), common/sampling.cpp",

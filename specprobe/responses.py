@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from specprobe.crew import Crew
     from specprobe.endpoint import Endpoint
     from specprobe.mismatch import Mismatch
+    from specprobe.served_states import ServedStates
     from specprobe.store import TrajectoryStore
     from specprobe.target import Target
     from specprobe.tokens import Tokenizer
@@ -40,8 +41,9 @@ class Origin:
     """Who the responses come from, known before there are any: the log, or a target that writes them now.
 
     `requests`: what is asked, by temperature. `target`: whose weights are here; None of a log that none is named with,
-    and where `elsewhere` writes: a server, or an engine that keeps the weights to itself. `of_other_models`: prompts
-    left out, since another model answered them. `temperature_is_known`: False where neither the log nor the user says.
+    and where `elsewhere` writes: a server, or an engine that keeps the weights to itself. `states`: the server's, where
+    it gives its hidden states. `of_other_models`: prompts left out, since another model answered them.
+    `temperature_is_known`: False where neither the log nor the user says.
     """
 
     mode: Literal["generated", "logged"]
@@ -53,6 +55,7 @@ class Origin:
     of_other_models: int = 0
     elsewhere: Elsewhere | None = None
     temperature_is_known: bool = True
+    states: ServedStates | None = None
 
     @property
     def max_positions(self) -> int | None:
@@ -64,7 +67,8 @@ class Origin:
     def record(self) -> Mapping[str, Any] | None:
         """What a run keeps of the target; None where there is none."""
         if self.elsewhere is not None:
-            return self.elsewhere.record
+            checkpoint = {"checkpoint": self.states.frame.record.name} if self.states is not None else {}
+            return {**self.elsewhere.record, **checkpoint}
         return asdict(self.target.record) if self.target else None
 
     def close(self) -> None:
@@ -191,25 +195,42 @@ def _writing_origin(
         unused = Notice("cuts_without_temperature", "top-k, top-p and min-p change nothing at temperature 0")
         notices = (*notices, unused)
     if options.is_served or options.backend == "vllm":
-        writer = _open_elsewhere(options, stages, model_free=model_free)
+        writer, states = _open_elsewhere(options, stages, model_free=model_free)
         notices = (*notices, *_other_rules(writer, profile), *requests.notices)
-        return Origin("generated", requests, None, writer.tokenizer, profile, notices, elsewhere=writer)
+        return Origin("generated", requests, None, writer.tokenizer, profile, notices, elsewhere=writer, states=states)
     target = _load_target(options, stages)
     return Origin("generated", requests, target, target.tokenizer, profile, (*notices, *requests.notices))
 
 
-def _open_elsewhere(options: AnalyzeOptions, stages: Stages, *, model_free: bool) -> Elsewhere:
+def _open_elsewhere(
+    options: AnalyzeOptions, stages: Stages, *, model_free: bool
+) -> tuple[Elsewhere, ServedStates | None]:
+    """Who writes, and its hidden states where they are given."""
     if options.is_served:
-        return _open_endpoint(options, stages, model_free=model_free)
+        endpoint = _open_endpoint(options, stages, model_free=model_free)
+        return endpoint, _open_states(endpoint, options, stages)
     from specprobe.vllm_backend import VllmWriter
 
-    return VllmWriter(
+    writer = VllmWriter(
         options.target,
         options.load,
         template_kwargs=options.template_kwargs,
         max_model_len=options.max_model_len,
         batch_size=options.batch_size,
         stages=stages,
+    )
+    return writer, None
+
+
+def _open_states(endpoint: Endpoint, options: AnalyzeOptions, stages: Stages) -> ServedStates | None:
+    if options.hidden_states is None or options.target_checkpoint is None:
+        return None
+    from specprobe.target_frame import load_frame
+
+    assert endpoint.tokenizer is not None
+    stages.say(f"loading embeddings and head of {inert(options.target_checkpoint, 200)}")
+    return endpoint.hidden_states(
+        options.hidden_states, load_frame(options.target_checkpoint, options.load, endpoint.tokenizer)
     )
 
 
@@ -218,12 +239,13 @@ def _open_endpoint(options: AnalyzeOptions, stages: Stages, *, model_free: bool)
     from specprobe.endpoint import Endpoint
 
     assert options.target is not None
-    if options.tokenizer is None and not model_free:
+    is_named = options.tokenizer is not None or options.target_checkpoint is not None
+    if not is_named and not model_free:
         raise SpecprobeError(
             "--drafter: a draft model's vocabulary is held against the target's, which a server does not show; name "
             "the served model's tokenizer with --tokenizer"
         )
-    tokenizer = _named_tokenizer(options) if options.tokenizer is not None else None
+    tokenizer = _named_tokenizer(options) if is_named else None
     endpoint = Endpoint(
         options.target,
         model=options.server_model,
@@ -263,7 +285,7 @@ def _named_tokenizer(options: AnalyzeOptions) -> Tokenizer:
     from specprobe.tokens import load_tokenizer
 
     return load_tokenizer(
-        options.tokenizer,
+        options.tokenizer or options.target_checkpoint,
         template_kwargs=options.template_kwargs,
         trust_remote_code=options.load.trust_remote_code,
     )

@@ -1,17 +1,15 @@
 """Responses on disk: each is kept the moment it is finished, so that an interrupted run loses nothing.
 
 One folder for each set of settings that change the output, one append-only file for each batch, one line for each
-response: 16 hex digits of checksum, a space, JSON. A line that ends in the middle of its JSON was being written when
-its process was killed or the disk was full: it counts as absent. Any other line that is no response was damaged later:
-it counts as absent too, and is told of. File names are hashes; they say nothing about prompts.
+response. A line that ends in the middle of its JSON was being written when its process was killed or the disk was full:
+it counts as absent. Any other line that is no response was damaged later: it counts as absent too, and is told of. File
+names are hashes; they say nothing about prompts.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +18,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from specprobe.checked_lines import append_record, read_lines
 from specprobe.notices import inert
-from specprobe.paths import PRIVATE_FILE, file_errors, remove_files, trajectories_folder, write_private
+from specprobe.paths import file_errors, remove_files, trajectories_folder, write_private
 from specprobe.trajectory import TokenIds, token_ids
 
 FORMAT_VERSION = 2
-_CHECKSUM_DIGITS = 16
-# How a line may begin whose end was never written.
-_TORN = re.compile(rb"[0-9a-f]{1,16}|[0-9a-f]{16} [^}]*")
 _LINES_TOLD, _FILES_TOLD = 5, 3
 
 
@@ -95,38 +91,22 @@ class SettingsStore:
     def read(self, batch: str) -> Kept:
         """The same, with what is damaged."""
         path = self._path(batch)
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            return Kept({}, ())
-        except OSError as error:
-            with file_errors(path):
-                raise error
+        lines = read_lines(path)
         responses: dict[str, Response] = {}
-        damaged = []
-        for number, line in enumerate(content.split(b"\n"), 1):
-            if (found := _response_of(line)) is not None:
-                responses.setdefault(*found)
-            elif line and not _is_torn(line):
+        damaged = list(lines.damaged)
+        for number, record in lines.records:
+            try:
+                responses.setdefault(*_from_record(record))
+            except (KeyError, TypeError, ValueError, OverflowError):
                 damaged.append(number)
-        return Kept(responses, (Damage(path, tuple(damaged)),) if damaged else ())
+        return Kept(responses, (Damage(path, tuple(sorted(damaged))),) if damaged else ())
 
     def append(self, batch: str, request: str, response: Response) -> None:
         """Keep one finished response: when this returns, it is on the disk."""
         path = self._path(batch)
         if not self.folder.is_dir():
             write_private(self.folder / "settings.json", json.dumps(self._settings, indent=2, sort_keys=True) + "\n")
-        line = _line(_to_record(request, response))
-        with file_errors(path, note="every response finished before this one is kept"):
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-            descriptor = os.open(path, flags, PRIVATE_FILE)
-            try:
-                # A torn last line must not swallow this one.
-                start = b"\n" if _ends_inside_a_line(descriptor) else b""
-                _write_all(descriptor, start + line)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        append_record(path, _to_record(request, response), "every response finished before this one is kept")
 
     def _path(self, batch: str) -> Path:
         return self.folder / f"{batch}.jsonl"
@@ -168,16 +148,6 @@ def _numbers(lines: tuple[int, ...]) -> str:
     return told if len(lines) <= _LINES_TOLD else f"{told} and {len(lines) - _LINES_TOLD} more"
 
 
-def _ends_inside_a_line(descriptor: int) -> bool:
-    size = os.fstat(descriptor).st_size
-    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]
-
-
 def _to_record(request: str, response: Response) -> dict[str, Any]:
     return {
         "request": request,
@@ -214,38 +184,3 @@ def _from_hex(text: str | None, length: int) -> NDArray[np.float32] | None:
         raise ValueError("not one number a token")
     values.flags.writeable = False
     return values
-
-
-def _line(record: Mapping[str, Any]) -> bytes:
-    body = json.dumps(record, separators=(",", ":")).encode("ascii")
-    return _checksum(body) + b" " + body + b"\n"
-
-
-def _response_of(line: bytes) -> tuple[str, Response] | None:
-    """Of one line; None where it is not what was written, or was written by something else."""
-    checksum, separator, body = line.partition(b" ")
-    if not separator or checksum != _checksum(body):
-        return None
-    try:
-        return _from_record(json.loads(body))
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-        return None
-
-
-def _is_torn(line: bytes) -> bool:
-    """Whether this may be the beginning of a line: a record has its only closing brace at its end."""
-    if not _TORN.fullmatch(line):
-        return False
-    body = line[_CHECKSUM_DIGITS + 1 :].decode("ascii", "replace")
-    try:
-        json.loads(body)
-    except json.JSONDecodeError as error:
-        rest = body[error.pos :]
-        return error.msg.startswith("Unterminated") or "null".startswith(rest)
-    except RecursionError:
-        return False
-    return False
-
-
-def _checksum(body: bytes) -> bytes:
-    return hashlib.sha256(body).hexdigest()[:_CHECKSUM_DIGITS].encode("ascii")

@@ -284,7 +284,7 @@ def load_target(
             tokenizer = load_tokenizer(
                 name, template_kwargs=template_kwargs, eos_ids=ends, trust_remote_code=trust_remote_code
             )
-    return Target(model, tokenizer, _record(model, EMBEDDED_NAME if folder else location, stored, tokenizer))
+    return Target(model, tokenizer, target_record(model, EMBEDDED_NAME if folder else location, stored, tokenizer))
 
 
 def _embedded_model(folder: Path, precision: Any) -> tuple[Any, Any]:
@@ -296,7 +296,8 @@ def _embedded_model(folder: Path, precision: Any) -> tuple[Any, Any]:
     return load_llama(folder, torch.bfloat16 if precision == "auto" else precision), torch.bfloat16
 
 
-def _record(model: Any, name: str, stored_dtype: Any, tokenizer: Tokenizer) -> TargetRecord:
+def target_record(model: Any, name: str, stored_dtype: Any, tokenizer: Tokenizer) -> TargetRecord:
+    """Of a model that is loaded, under the name that the user gave it."""
     config = model.config.get_text_config()
     return TargetRecord(
         name=name,

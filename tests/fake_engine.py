@@ -71,6 +71,7 @@ class Toy:
     empty: frozenset[int] = frozenset()
     streams_tokens: bool = False
     flips_at: int | None = None
+    version: str = "0.32.0"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -84,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.endswith("/models"):
             self.answer({"data": [{"id": "toy", "max_model_len": 4096}]})
         elif self.path == "/version":
-            self.answer({"version": "0.32.0"})
+            self.answer({"version": engine.toy.version})
         elif self.path == "/metrics" and engine.toy.counts:
             self.send_response(200)
             self.end_headers()

@@ -5,17 +5,21 @@ What it writes follows from the prompt's tokens alone, so that two runs against 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import torch
 import toy_target as toy
 from background import in_background
+from safetensors.torch import save_file
 
 from specprobe.prompt import Message, Prompt
 
@@ -80,6 +84,9 @@ class Handler(BaseHTTPRequestHandler):
             ids = server.cut(server.render(body["messages"]))
         elif isinstance(ids, str):
             ids = server.cut(ids)
+        if server.kind == "vllm" and not body.get("stream"):
+            self.tell_states(body) if server.states is not None else self.answer(200, {"choices": [{"text": "a"}]})
+            return
         sampling = body.get("sampling_params", {})
         limit = body.get("max_tokens", body.get("n_predict", sampling.get("max_new_tokens")))
         written = server.writes(ids)[:limit]
@@ -102,6 +109,18 @@ class Handler(BaseHTTPRequestHandler):
             )
         else:
             self.stream(self.chunks(ids, written, log_probs, reason, body), cut=fault)
+
+    def tell_states(self, body: dict[str, Any]) -> None:
+        """As vLLM's ExampleHiddenStatesConnector: the file is locked when the answer names it, and written later."""
+        server = self.server
+        server.counts["states"] += 1
+        path = server.states_folder / f"cmpl-{server.counts['states']}.safetensors"
+        with Path(f"{path}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            told = {"choices": [{"text": "a"}], "kv_transfer_params": {"hidden_states_path": f"/elsewhere/{path.name}"}}
+            self.answer(200, told)
+            ids = torch.tensor(body["prompt"])
+            save_file({"hidden_states": server.states(ids), "token_ids": ids}, path)
 
     def chunks(self, prompt: Any, written: Any, log_probs: Any, reason: str, body: dict[str, Any]) -> Iterator[bytes]:
         server = self.server
@@ -155,6 +174,9 @@ class FakeTarget(ThreadingHTTPServer):
         self.further_prompt_tokens = 0
         self.stall_seconds = 2.0
         self.fault_always: str | None = None
+        # [tokens, layers, size] of ids [tokens], and where files of them go.
+        self.states: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self.states_folder = Path()
         self.seen: list[tuple[str, dict[str, str], Any]] = []
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()

@@ -30,7 +30,7 @@ from specprobe.measure import CostGrid, Forward, check_memory, forward_kind, mea
 from specprobe.roofline import Deployment, Draft, Drafter, drafting_seconds, engine_overhead, step_seconds
 from specprobe.shapes import quantisation_of, shape_from_config
 from specprobe.speculation import LiveDrafter
-from specprobe.target import Target, _record
+from specprobe.target import Target, target_record
 from tests.toy_target import byte_tokenizer
 
 LLAMA_1B = {
@@ -73,7 +73,7 @@ class Line:
 def random_target(name: str, fields: dict[str, Any], device: torch.device, dtype: torch.dtype) -> Target:
     model = random_model(fields, device, dtype)
     tokenizer = byte_tokenizer()
-    return Target(model, tokenizer, _record(model, name, dtype, tokenizer))
+    return Target(model, tokenizer, target_record(model, name, dtype, tokenizer))
 
 
 def random_model(fields: dict[str, Any], device: torch.device, dtype: torch.dtype) -> Any:

@@ -93,6 +93,22 @@ def ngram_propose(rule: NgramRule, end_tokens: Sequence[int] = ()) -> Propose:
     return propose
 
 
+def llama_cpp_propose(size_n: int, size_m: int) -> Propose:
+    """llama.cpp's ngram-simple, n of at least 2, with the newest token apart, as its server has it."""
+
+    def propose(history: list[int], depth: int) -> list[int]:
+        known, newest = history[:-1], history[-1]
+        if len(known) <= size_n + size_m + 1:
+            return []
+        wanted = [*known[len(known) - size_n + 1 :], newest]
+        starts = [s for s in range(1, len(known) - size_n) if known[s : s + size_n] == wanted]
+        copied = known[max(starts) + size_n :][:size_m] if starts else []
+        # What does not fit the request is cut off, after it was long enough.
+        return copied[:depth] if len(copied) >= size_n else []
+
+    return propose
+
+
 class Trie:
     """A suffix tree of limited depth without path compression, its children in arctic-inference's order."""
 

@@ -433,7 +433,7 @@ def test_ctrl_c_ends_started_servers_and_says_what_is_kept(prompts, tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"passes that were finished are in {out}" in err.splitlines()[-1]
+    assert "with --resume the same command goes on from there" in err.splitlines()[-1]
     assert not json.loads(out.read_text())["complete"]
     with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
         probe.connect(("127.0.0.1", port))
@@ -505,6 +505,66 @@ def test_what_was_measured_before_a_server_failed_is_kept(capsys, prompts, tmp_p
     assert sum(one["arm"] == "speculative" for one in kept["passes"]) == 2
     assert kept["by_concurrency"][0]["speedup"]["point"] > 0
     assert "incomplete" in codes(kept)
+
+
+def asked(server: Engine) -> int:
+    """Requests of passes: not those of warm-ups, tails and scores."""
+    return sum(body.get("max_tokens") == 24 and body.get("stream", False) for body in server.bodies)
+
+
+def test_an_interrupted_bench_goes_on_where_it_is_asked_to(capsys, prompts, tmp_path):
+    """Repeats that both arms finished are not measured again, and figures are of all; then nothing is left."""
+    folder = Path(".specprobe/benches")
+    options = ("--repeats", "3", *RULES)
+    with engine() as plain, engine(depth=3) as speculative:
+        speculative.toy.fails_after = 40
+        status, _, err = bench(capsys, prompts, plain, speculative, *options)
+        assert status == 2
+        # Its first two passes, and three of the other server's.
+        assert "passes finished and kept: 5; --resume goes on" in err.splitlines()[-1]
+        (kept,) = folder.iterdir()
+        assert (kept.stat().st_mode | folder.stat().st_mode) & 0o077 == 0
+        speculative.toy.fails_after = None
+        before = asked(plain), asked(speculative)
+        status, document, err = bench(capsys, prompts, plain, speculative, "--resume", *options)
+        assert status == 0
+        assert "4 of 6 passes are kept and used again" in err
+        # The plain half of the third repeat is of another sitting than its other half will be.
+        assert (asked(plain) - before[0], asked(speculative) - before[1]) == (16, 16)
+    assert document["complete"]
+    assert [one["reused"] for one in document["passes"]] == [True, True, True, True, False, False]
+    assert [one["repeat"] for one in document["passes"]] == [0, 0, 1, 1, 2, 2]
+    assert "resumed" in codes(document)
+    acceptance = document["by_concurrency"][0]["acceptance"]
+    assert (acceptance["requests"], acceptance["exact"]) == (48, 48)
+    assert document["by_concurrency"][0]["greedy"]["compared"] == 48
+    assert not list(folder.iterdir())
+
+
+def test_nothing_is_used_again_unasked_or_of_another_bench(capsys, prompts):
+    with engine() as plain, engine(depth=3) as speculative:
+        speculative.toy.fails_after = 40
+        assert bench(capsys, prompts, plain, speculative)[0] == 2
+        speculative.toy.fails_after = None
+        for other in (("--seed", "1"), ("--max-prompts", "15"), ("--repeats", "2")):
+            _, document, err = bench(capsys, prompts, plain, speculative, "--resume", *other)
+            assert "0 of " in err
+            assert "resumed" not in codes(document)
+        plain.toy.version = "0.33.0"
+        status, _, err = bench(capsys, prompts, plain, speculative, "--resume")
+        assert status == 2
+        assert "0.33.0, and passes are kept of toy 0.32.0; leave --resume out" in err
+        _, document, _ = bench(capsys, prompts, plain, speculative)
+        assert not any(one["reused"] for one in document["passes"])
+    assert not list(Path(".specprobe/benches").iterdir())
+
+
+def test_unfinished_benches_hold_answers_and_are_cleaned(capsys, prompts):
+    with engine() as plain, engine(depth=3, fails_after=40) as speculative:
+        assert bench(capsys, prompts, plain, speculative)[0] == 2
+    assert list(Path(".specprobe/benches").iterdir())
+    assert run_command(["clean"]) == 0
+    assert not list(Path(".specprobe/benches").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -54,14 +54,20 @@ def test_the_longest_lookup_wins_over_the_earliest():
 
 def test_llama_cpp_needs_a_long_history_and_copies_a_whole_gram():
     text = list(range(100, 100 + 30))
-    spec = "ngram:min=4,max=4,copy=8"
+    spec = "ngram:min=4,max=4"
     output = [103, 104, 105, 106, 0]
     # The history without its newest token must be longer than n + m + 1 = 13: it is 13, then 14.
     short, enough = [*text[:10], 100, 101, 102], [0, *text[:10], 100, 101, 102]
-    assert drafted_and_accepted("llama.cpp", spec, output, prompt=short) == (0, 0)
-    assert drafted_and_accepted("llama.cpp", spec, output, prompt=enough) == (3, 3)
+    assert drafted_and_accepted("llama.cpp", spec, output, 8, prompt=short) == (0, 0)
+    assert drafted_and_accepted("llama.cpp", spec, output, 8, prompt=enough) == (8, 3)
     # A match at position 0 counts as none.
-    assert drafted_and_accepted("llama.cpp", spec, output, prompt=[*text[:13], 100, 101, 102]) == (0, 0)
+    assert drafted_and_accepted("llama.cpp", spec, output, 8, prompt=[*text[:13], 100, 101, 102]) == (0, 0)
+    # One token fewer is drafted from a history that is one token shorter; fewer than the lookup's four are none.
+    assert drafted_and_accepted("llama.cpp", spec, output, 7, prompt=short) == (0, 0)
+    assert drafted_and_accepted("llama.cpp", spec, output, 7, prompt=[0, *text[:9], 100, 101, 102]) == (7, 3)
+    assert drafted_and_accepted("llama.cpp", spec, output, 3, prompt=enough) == (0, 0)
+    # No more are copied than that, whatever the depth.
+    assert drafted_and_accepted("llama.cpp", f"{spec},copy=5", output, 8, prompt=enough) == (5, 3)
 
 
 def test_lookup_lengths_default_to_the_engine_and_to_each_other():

@@ -77,6 +77,13 @@ def test_what_to_type(kind, drafter, config, text):
     assert exported(kind, a_run(drafter, **config)).text == text
 
 
+def test_the_depth_of_llama_cpps_lookup_is_what_it_copies():
+    """Its server drafts so many tokens whatever --spec-draft-n-max says."""
+    run = replace(a_run("ngram", min=2, max=2, copy=48), engine_profile="llama.cpp@2026-10")
+    flags = "--spec-type ngram-simple --spec-ngram-simple-size-n 2 --spec-ngram-simple-size-m 3"
+    assert exported("llama.cpp", run).text == f"llama-server -m MODEL {flags}"
+
+
 @pytest.mark.parametrize(
     ("kind", "drafter", "config", "said"),
     [

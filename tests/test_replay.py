@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import Counters, SuffixCache, draft_and_verify, make_trajectory, ngram_propose
+from reference import Counters, SuffixCache, draft_and_verify, llama_cpp_propose, make_trajectory, ngram_propose
 
 from specprobe.acceptance import Acceptance
 from specprobe.drafters import Adoption, Limits
@@ -30,7 +30,9 @@ RULES = {
     "vllm v1": NgramRule(min_n=2, max_n=4, match="earliest"),
     "vllm v2": NgramRule(min_n=2, max_n=4, match="latest", pad="last_token"),
     "hf": NgramRule(min_n=1, max_n=2, match="earliest", stop_at_end_token=True),
-    "llama.cpp": NgramRule(2, 2, "latest", skip_newest=1, first_start=1, copy_limit=4, min_copied=2, min_history=9),
+    "llama.cpp": NgramRule(
+        2, 2, "latest", skip_newest=1, first_start=1, copy_limit=4, min_copied=2, depth_is_copied=True
+    ),
 }
 
 
@@ -56,7 +58,9 @@ def test_ngram_counters_equal_a_real_loop(name, texts, depth, limit, tails):
     acceptance = replay(NgramDrafter(RULES[name]), works, depth, limits=limits)
     for p, trajectory in enumerate(works):
         for k in range(1, depth + 1):
-            counters = draft_and_verify(trajectory, ngram_propose(RULES[name], (0,)), k, limit)
+            # There the depth is a setting of the lookup itself.
+            propose = llama_cpp_propose(2, min(k, 4)) if name == "llama.cpp" else ngram_propose(RULES[name], (0,))
+            counters = draft_and_verify(trajectory, propose, k, limit)
             assert_counts(acceptance, p, k, counters)
 
 

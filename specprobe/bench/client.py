@@ -27,12 +27,29 @@ DIGEST_DIGITS = 16
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a server wrote for one prompt; ids where it tells them. Kept in memory only."""
+    """What a server wrote for one prompt; ids where it tells them. No document holds it."""
 
     text: str
     prompt_ids: tuple[int, ...] | None
     output_ids: tuple[int, ...] | None
     finish_reason: Literal["stop", "length"] | None
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Written:
+        """What `to_json` gave."""
+        prompt_ids, output_ids = (
+            None if ids is None else tuple(ids) for ids in (told["prompt_ids"], told["output_ids"])
+        )
+        return cls(told["text"], prompt_ids, output_ids, told["finish_reason"])
+
+    def to_json(self) -> dict[str, Any]:
+        """For private files only."""
+        return {
+            "text": self.text,
+            "prompt_ids": self.prompt_ids,
+            "output_ids": self.output_ids,
+            "finish_reason": self.finish_reason,
+        }
 
     @property
     def units(self) -> Sequence[object]:
@@ -91,6 +108,22 @@ class Served:
         if self.chunk_tokens is not None:
             return float(sum(self.chunk_tokens[:chunks]))
         return self.output_tokens * chunks / len(self.chunk_seconds)
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Served:
+        """What `to_json` gave."""
+        tokens, counters = told["chunk_tokens"], told["counters"]
+        return cls(
+            prompt=told["prompt"],
+            start_seconds=told["start_s"],
+            chunk_seconds=tuple(told["chunk_s"]),
+            chunk_tokens=None if tokens is None else tuple(tokens),
+            prompt_tokens=told["prompt_tokens"],
+            output_tokens=told["output_tokens"],
+            finish_reason=told["finish_reason"],
+            digest=told["digest"],
+            counters=None if counters is None else SpecCounters.from_json(counters),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """For documents; microseconds."""

@@ -15,7 +15,7 @@ from specprobe.bench.result import BenchResult, PassRecord
 from specprobe.bench.texts import FAR_LESS_LIKELY_NATS, NEAR_TIE_NATS, Agreement, Likelihood
 from specprobe.interval import MIN_PROMPTS
 from specprobe.notices import Notice
-from specprobe.units import format_percent
+from specprobe.units import format_percent, format_seconds
 from specprobe.workload import Workload
 
 # The same drafter over texts of one distribution: sampling moves the rate by what its interval says. Half of its lower
@@ -285,6 +285,14 @@ def _notices(
     plan, temperature = result.plan, result.plan.temperature
     if not result.is_complete:
         yield Notice("incomplete", f"{len(result.passes)} passes were finished; the figures are of these")
+    if result.seconds_after is not None:
+        reused = sum(record.reused for record in result.passes)
+        yield Notice(
+            "resumed",
+            f"{reused} of {len(result.passes)} passes are of an earlier sitting, which ended "
+            f"{format_seconds(max(0.0, result.seconds_after))} before this one began; both arms of a repeat are of one "
+            "sitting, but what the machine and its servers did in between is in the spread of the repeats",
+        )
     if plan.repeats == 1:
         yield Notice("one_repeat", "one repeat cannot tell a difference from noise; use --repeats 3 or more")
     if len(result.prompts) < MIN_PROMPTS:

@@ -58,6 +58,14 @@ class SpecCounters:
             combined,
         )
 
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> SpecCounters:
+        """What `to_json` gave."""
+        at = told["accepted_at"]
+        return cls(
+            told["drafted_tokens"], told["accepted_tokens"], told["drafted_rounds"], None if at is None else tuple(at)
+        )
+
     def to_json(self) -> dict[str, Any]:
         """For documents."""
         return {

@@ -16,7 +16,8 @@ from specprobe.completion_server import ServedModel
 class PassRecord:
     """One pass: its requests in the order in which they were begun, and what the server's counters rose by.
 
-    `prompt_tokens_asked`, `prompt_tokens_cached`: of its prefix cache. None where the server does not tell.
+    `prompt_tokens_asked`, `prompt_tokens_cached`: of its prefix cache. None where the server does not tell. `reused`:
+    whether an earlier, interrupted sitting measured it.
     """
 
     key: Pass
@@ -24,6 +25,19 @@ class PassRecord:
     counters: SpecCounters | None
     prompt_tokens_asked: int | None
     prompt_tokens_cached: int | None
+    reused: bool = False
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> PassRecord:
+        """What `to_json` gave."""
+        return cls(
+            key=Pass(told["repeat"], told["concurrency"], told["arm"]),
+            requests=tuple(Served.from_json(one) for one in told["requests"]),
+            counters=None if told["counters"] is None else SpecCounters.from_json(told["counters"]),
+            prompt_tokens_asked=told["prompt_tokens_asked"],
+            prompt_tokens_cached=told["prompt_tokens_cached"],
+            reused=told["reused"],
+        )
 
     def to_json(self) -> dict[str, Any]:
         """For documents."""
@@ -34,6 +48,7 @@ class PassRecord:
             "counters": self.counters.to_json() if self.counters else None,
             "prompt_tokens_asked": self.prompt_tokens_asked,
             "prompt_tokens_cached": self.prompt_tokens_cached,
+            "reused": self.reused,
             "requests": [one.to_json() for one in self.requests],
         }
 
@@ -41,7 +56,8 @@ class PassRecord:
 @dataclass(frozen=True, slots=True)
 class BenchResult:
     """Every pass so far. `prompts`: ids by number; `models`: what the servers say of themselves; `restarts`: whether
-    one server was restarted between arms.
+    one server was restarted between arms. `seconds_after`: how long after the last pass that is reused this sitting
+    began; None where none is.
     """
 
     plan: BenchPlan
@@ -50,6 +66,7 @@ class BenchResult:
     models: Mapping[Arm, ServedModel]
     passes: tuple[PassRecord, ...]
     restarts: bool
+    seconds_after: float | None = None
 
     @property
     def is_complete(self) -> bool:

@@ -19,6 +19,7 @@ from specprobe.bench.client import Asking, Served, Written, ask, warm_up
 from specprobe.bench.conclusions import Bench, Examined, Greedy, conclude
 from specprobe.bench.counters import ServerCounters, SpecCounters, parse_metrics
 from specprobe.bench.document import bench_document
+from specprobe.bench.kept import KeptPasses, open_kept
 from specprobe.bench.plan import ARMS, Arm, BenchPlan, Pass
 from specprobe.bench.predict import Predicted, predict, read_recommendation, recommended
 from specprobe.bench.replay import Replayed, ReplayOptions, replay_answers
@@ -34,6 +35,7 @@ from specprobe.bench.texts import (
     score,
     tail,
 )
+from specprobe.completion_server import ServedModel
 from specprobe.cost_sources import CostOptions
 from specprobe.documents import dump_document
 from specprobe.drafters import parse_drafter
@@ -62,7 +64,9 @@ Asked = TypeVar("Asked")
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What `bench` was asked for. `urls`: of either arm; the same one where `commands` restart a server."""
+    """What `bench` was asked for. `urls`: of either arm; the same one where `commands` restart a server. `resume`:
+    whether finished passes of an interrupted bench are used.
+    """
 
     prompts: tuple[str, ...]
     read: ReadOptions
@@ -75,6 +79,7 @@ class BenchOptions:
     cost: CostOptions | None = None
     recommendation: Path | None = None
     out: Path | None = None
+    resume: bool = False
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout_seconds)
@@ -92,7 +97,7 @@ class BenchOptions:
 
 
 def run_bench(options: BenchOptions, stages: Stages) -> Bench:
-    """Measure, examine, conclude. What is finished is in `options.out` after every pass.
+    """Measure, examine, conclude. What is finished is on the disk after every pass, and its figures in `options.out`.
 
     Everything that can be refused is refused before a server is asked.
     """
@@ -118,48 +123,66 @@ def run_bench(options: BenchOptions, stages: Stages) -> Bench:
         )
         for arm in ARMS
     }
-    with _told_what_is_kept(options.out), Fleet(servers, options.commands, options.model, stages).open() as fleet:
-        desk = _Desk(options, workload, fleet, stages)
+    # Of this sitting alone: nothing that an earlier one left in a prefix cache is found.
+    salt = secrets.token_hex(4)
+    kept = open_kept(workload.prompts, servers, options.commands, options.model, options.plan, salt)
+    with _told_what_is_kept(kept), Fleet(servers, options.commands, options.model, stages).open() as fleet:
+        desk = _Desk(options, workload, fleet, stages, kept, salt)
         result, texts = desk.measure()
         examined = desk.examine(texts)
     bench = conclude(result, examined, workload, desk.predictions(document, examined), options.replay)
     if options.out is not None:
         write_private(options.out.absolute(), dump_document(bench_document(bench)) + "\n")
+    kept.remove()
     return bench
 
 
 @contextmanager
-def _told_what_is_kept(out: Path | None) -> Iterator[None]:
-    """Times of two sittings are not compared, so a bench that was interrupted begins anew."""
+def _told_what_is_kept(kept: KeptPasses) -> Iterator[None]:
+    """An interruption or failure says how to go on: times of two sittings are mixed only where that is asked for."""
     try:
         yield
     except KeyboardInterrupt:
-        kept = f"passes that were finished are in {out}" if out is not None else "name a file with --out to keep passes"
-        raise StoppedError(f"interrupted; {kept}; the same command begins anew") from None
+        raise StoppedError(
+            f"interrupted; passes finished and kept: {kept.count}; with --resume the same command goes on from there, "
+            "without it it begins anew"
+        ) from None
+    except SpecprobeError as error:
+        if not kept.count:
+            raise
+        raise SpecprobeError(f"{error} (passes finished and kept: {kept.count}; --resume goes on from there)") from None
 
 
 class _Desk:
     """The work of one bench."""
 
-    def __init__(self, options: BenchOptions, workload: Workload, fleet: Fleet, stages: Stages) -> None:
+    def __init__(
+        self, options: BenchOptions, workload: Workload, fleet: Fleet, stages: Stages, kept: KeptPasses, salt: str
+    ) -> None:
         self._options, self._workload, self._fleet, self._stages = options, workload, fleet, stages
         self._prompts: Sequence[Prompt] = workload.prompts
-        # Of this bench alone: nothing that an earlier one left in a cache is found.
-        self._salt = secrets.token_hex(4)
-        self._max_model_len: int | None = None
+        self._kept, self._salt = kept, salt
+        self._earlier = kept.resumable() if options.resume else {}
+        self._began = time.time()
 
     def measure(self) -> tuple[BenchResult, Texts]:
-        """Every pass of the plan, in order."""
+        """Every pass of the plan, in order; those that an earlier sitting finished come from the disk."""
         plan, fleet = self._options.plan, self._fleet
         passes = plan.passes(restarts=fleet.restarts)
         records: list[PassRecord] = []
         texts: Texts = {}
         warm: set[tuple[Arm, int]] = set()
+        if self._options.resume:
+            self._stages.say(f"{len(self._earlier)} of {len(passes)} passes are kept and used again")
         if not fleet.restarts:
             for arm in ARMS:
                 self._check_arm(arm, fleet.server(arm)[0])
         with self._stages.track("measuring", len(passes)) as advance:
             for number, key in enumerate(passes):
+                if key in self._earlier:
+                    records.append(self._earlier[key].record)
+                    texts[key] = dict(self._earlier[key].written)
+                    continue
                 server, started = fleet.server(key.arm)
                 if started:
                     warm = {one for one in warm if one[0] != key.arm}
@@ -176,6 +199,7 @@ class _Desk:
                     raise
                 records.append(record)
                 texts[key] = written
+                self._kept.keep(record, written, fleet.models[key.arm])
                 self._keep(records)
         return self._result(records), texts
 
@@ -235,9 +259,12 @@ class _Desk:
         return Asking(server, self._fleet.models[arm].name, plan.temperature, plan.max_new_tokens)
 
     def _check_arm(self, arm: Arm, server: Server) -> None:
-        """Refuse a server that does the other arm's work, where its counters tell."""
-        if arm == "plain":
-            self._max_model_len = self._fleet.models[arm].max_model_len
+        """Refuse a server that does the other arm's work, where its counters tell, or is not the one of kept passes."""
+        now = self._fleet.models[arm]
+        other = next((one.model for key, one in self._earlier.items() if key.arm == arm and one.model != now), None)
+        if other is not None:
+            told, was = (server.quote(f"{one.name} {one.version}", 80) for one in (now, other))
+            raise SpecprobeError(f"{server.name}: is {told}, and passes are kept of {was}; leave --resume out")
         counters = _counters(server)
         if counters is None or counters.engine != "vllm":
             return
@@ -286,10 +313,16 @@ class _Desk:
             plan=self._options.plan,
             sources=self._options.prompts,
             prompts=tuple(prompt.id for prompt in self._prompts),
-            models=dict(self._fleet.models),
+            models=self._models,
             passes=tuple(records),
             restarts=self._fleet.restarts,
+            seconds_after=self._began - max(one.ended for one in self._earlier.values()) if self._earlier else None,
         )
+
+    @property
+    def _models(self) -> dict[Arm, ServedModel]:
+        """What the servers say, or said in an earlier sitting where they were not asked yet."""
+        return {**{key.arm: one.model for key, one in self._earlier.items()}, **self._fleet.models}
 
     def _first_answers(self, texts: Texts) -> dict[int, Written]:
         """The plain server's, of its first pass."""
@@ -373,7 +406,7 @@ class _Desk:
             tails,
             temperature=temperature,
             max_new_tokens=self._options.plan.max_new_tokens,
-            max_model_len=self._max_model_len,
+            max_model_len=self._models["plain"].max_model_len,
             stages=self._stages,
         )
 

@@ -33,6 +33,8 @@ WITH_MODEL: Mapping[str, tuple[str, str]] = {
     "dflash": ("dflash", "open_dflash"),
     "early-exit": ("draft", "open_early_exit"),
 }
+# Those of them that read the target's text and nothing else of it.
+BESIDE_TARGET = ("draft", "pard")
 # Those that need no model named: it is the target itself.
 OF_THE_TARGET = ("mtp", "early-exit")
 NAMES = (*MODEL_FREE, *WITH_MODEL, "hybrid", "python")
@@ -53,6 +55,7 @@ __all__ = [
     "is_model_free",
     "open_drafter",
     "parse_drafter",
+    "reads_states",
 ]
 
 
@@ -108,6 +111,13 @@ def is_model_free(drafter: Parsed) -> bool:
     if isinstance(drafter, HybridSpec):
         return is_model_free(drafter.second)
     return not isinstance(drafter, ModelSpec)
+
+
+def reads_states(drafter: Parsed) -> bool:
+    """Whether it drafts from the target's hidden states."""
+    if isinstance(drafter, HybridSpec):
+        return reads_states(drafter.second)
+    return isinstance(drafter, ModelSpec) and drafter.name not in BESIDE_TARGET
 
 
 def open_drafter(

@@ -14,6 +14,7 @@ from specprobe.profiles import Profile
 if TYPE_CHECKING:
     from specprobe.causal_lm import LoadOptions
     from specprobe.features import Features
+    from specprobe.served_states import ServedStates
     from specprobe.target import Target
     from specprobe.target_distribution import TargetDistribution
     from specprobe.tokens import Tokenizer
@@ -26,8 +27,8 @@ class DraftContext:
     `target`: None where responses come from a log and no target is named. `greedy`, `sampled`: whether drafts are
     the likeliest tokens, and whether they are drawn from the draft distribution, above temperature 0. `depth`: the
     most tokens per round. `temperatures`: of the responses, where known. `distribution`: p of the target while it
-    wrote, for estimates of lower variance; filled with the responses. `elsewhere`: whether the target writes where its
-    states cannot be read.
+    wrote, for estimates of lower variance; filled with the responses. `elsewhere`: whether the target writes elsewhere;
+    `states`: the server that does, where it gives its states.
     """
 
     target: Target | None
@@ -40,6 +41,7 @@ class DraftContext:
     temperatures: tuple[float, ...] = ()
     distribution: TargetDistribution | None = None
     elsewhere: bool = False
+    states: ServedStates | None = None
 
     @property
     def may_be_warm(self) -> bool:
@@ -54,7 +56,8 @@ class DraftContext:
     def context_notices(self, label: str, config: Any) -> tuple[Notice, ...]:
         """A warning where the drafter's context ends before the target's."""
         limit = self.positions_heeded(config)
-        whole = getattr(self.target.text_config, "max_position_embeddings", None) if self.target else None
+        target = self._known_target
+        whole = getattr(target.text_config, "max_position_embeddings", None) if target else None
         if limit is None or whole is None or limit >= whole:
             return ()
         return (
@@ -66,18 +69,22 @@ class DraftContext:
         )
 
     def needed_target(self, name: str) -> Target:
-        """The target, or a SpecprobeError that says why the drafter needs it."""
+        """The target, without layers where a server gives its states; or a SpecprobeError why it is needed."""
+        target = self._known_target
+        if target is not None:
+            return target
         if self.elsewhere:
             raise SpecprobeError(
-                f"--drafter {name}: drafts from the target's hidden states, which a server or another engine keeps to "
-                "itself; name the checkpoint with --target where it fits (--responses logged replays the server's "
-                "logged answers), or replay ngram, suffix or draft:MODEL here"
+                f"--drafter {name}: drafts from the target's hidden states, which another engine keeps to itself; "
+                "leave --backend out where the checkpoint fits, or replay ngram, suffix or draft:MODEL"
             )
-        if self.target is None:
-            raise SpecprobeError(
-                f"--drafter {name}: reads the target's hidden states or weights; name the target with --target"
-            )
-        return self.target
+        raise SpecprobeError(
+            f"--drafter {name}: reads the target's hidden states or weights; name the target with --target"
+        )
+
+    @property
+    def _known_target(self) -> Target | None:
+        return self.states.frame if self.states is not None else self.target
 
 
 class OpenDrafter(Protocol):

@@ -49,6 +49,9 @@ class NgramDrafter:
     def proposals(self, trajectories: Iterable[Trajectory], depth: int, limits: Limits) -> Iterator[Proposals]:
         """Each response is looked up in its own prompt and in what it wrote so far."""
         rule = self.rule
+        by_depth = [rule.at_depth(k) for k in range(1, depth + 1)]
+        copied = np.array([_UNLIMITED if at.copy_limit is None else at.copy_limit for at in by_depth], dtype=np.int64)
+        histories = np.array([at.min_history for at in by_depth], dtype=np.int64)
         ends = np.asarray(limits.end_token_ids if rule.stop_at_end_token else (), dtype=np.int32)
         for trajectory in trajectories:
             num_output = trajectory.output_ids.size
@@ -65,9 +68,9 @@ class NgramDrafter:
                 rule.pad == "last_token",
                 rule.skip_newest,
                 rule.first_start,
-                _UNLIMITED if rule.copy_limit is None else rule.copy_limit,
+                copied,
                 rule.min_copied,
-                rule.min_history,
+                histories,
                 ends,
                 limits.longest_drafts(trajectory.prompt_ids.size, num_output),
                 drafted,
@@ -103,7 +106,7 @@ def make_ngram(options: Mapping[str, str], profile: Profile) -> NgramDrafter:
             raise SpecprobeError(f"--drafter: ngram: {profile.name} looks up one length; give min equal to max")
         copy_limit = read_option(options, "copy", rule.copy_limit, int, (1, _UNLIMITED), "ngram")
         size = rule.max_n
-        rule = replace(rule, copy_limit=copy_limit, min_copied=size, min_history=size + copy_limit + 3)
+        rule = replace(rule, copy_limit=copy_limit, min_copied=size)
     return NgramDrafter(rule)
 
 
@@ -118,9 +121,9 @@ def _propose(
     pad: bool,
     skip_newest: int,
     first_start: int,
-    copy_limit: int,
+    copied: NDArray[np.int64],
     min_copied: int,
-    min_history: int,
+    histories: NDArray[np.int64],
     ends: NDArray[np.int32],
     longest: NDArray[np.int64],
     drafted: NDArray[np.int16],
@@ -128,6 +131,8 @@ def _propose(
     missed: NDArray[np.int32],
 ) -> None:
     """Fill `drafted`, `accepted` and `missed` [K, N] for every start, with one hash table per lookup length.
+
+    `copied`, `histories` [K]: by depth, the most tokens copied and the shortest history that is looked up in.
 
     A table maps an n-gram to the start of its earliest (or latest) occurrence among those that may be copied at
     the current history; it grows by one n-gram as the history does, so a start costs O(max_n^2) at worst.
@@ -148,7 +153,7 @@ def _propose(
         if history <= num_prompt:
             continue
         copy_from = -1
-        if history >= min_history:
+        if history >= histories[0]:
             for n in range(min_n, min(max_n, history) + 1):
                 found = tables[n - min_n, _find(tables[n - min_n], tokens, history - n, n)]
                 if found < 0:
@@ -157,7 +162,7 @@ def _propose(
                 copy_from = found + n
         available = 0
         if copy_from >= 0:
-            available = min(history - skip_newest - copy_from, copy_limit)
+            available = min(history - skip_newest - copy_from, copied[depth - 1])
             for j in range(available):
                 if _contains(ends, tokens[copy_from + j]):
                     available = j
@@ -165,7 +170,13 @@ def _propose(
             if available < min_copied:
                 available = 0
         column = history - num_prompt
-        length = min(depth if pad else min(available, depth), longest[column])
+        length = 0
+        for k in range(depth):
+            here = min(available, copied[k]) if history >= histories[k] else 0
+            if here < min_copied:
+                here = 0
+            drafted[k, column] = min(k + 1 if pad else min(here, k + 1), longest[column])
+            length = max(length, drafted[k, column])
         matched = 0
         draft = -1
         while matched < length and history + matched < num_known:
@@ -174,8 +185,7 @@ def _propose(
                 break
             matched += 1
         for k in range(depth):
-            drafted[k, column] = min(length, k + 1)
-            accepted[k, column] = min(matched, k + 1)
+            accepted[k, column] = min(matched, drafted[k, column])
             if matched < drafted[k, column]:
                 missed[k, column] = draft
 
