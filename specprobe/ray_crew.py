@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
 from collections import deque
@@ -172,7 +173,8 @@ class RayCrew:
                 if more is None:
                     return True
                 waiting.append(more)
-            self._places.append(self._start(_Place(len(self._places) + 1, None, None)))
+            number = 1 + max((place.number for place in self._places), default=0)
+            self._places.append(self._start(_Place(number, None, None)))
 
     def _connect(self) -> None:
         if self._ray is not None:
@@ -182,6 +184,7 @@ class RayCrew:
         import ray
 
         own = {"include_dashboard": False} if self._address == LOCAL else {}
+        before = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR, **own)
         except Exception as error:  # of several kinds, by what is wrong
@@ -190,11 +193,14 @@ class RayCrew:
                 "one with `ray start --head`, set RAY_AUTH_MODE=token where it asks for a token, or say --ray without "
                 "an address"
             ) from None
+        if threading.current_thread() is threading.main_thread():
+            # Ray's handler would have whoever ends this process believe that it was done.
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
         self._ray = ray
         self._opened.callback(ray.shutdown)
         self._opened.enter_context(contextlib.redirect_stdout(_OwnStream(sys.stdout)))
         self._most, self._resources = self._room([n["Resources"] for n in ray.nodes() if n["Alive"]])
-        threads = self._resources["num_cpus"]
+        threads = self._replica.threads
         kind = "a GPU each" if "num_gpus" in self._resources else f"{threads} thread{'s' * (threads > 1)} each"
         where = "of this machine" if self._address == LOCAL else f"of the cluster at {inert(self._address, 80)}"
         self._stages.say(f"sharing the work out over up to {self._most} workers {where} ({kind})")

@@ -153,20 +153,21 @@ def test_a_run_that_is_interrupted_goes_on_without_ray(folder, alone):
     assert out == alone
 
 
-def test_a_run_whose_driver_is_killed_goes_on_without_ray_and_leaves_no_process(folder, alone):
-    process = start(folder / "gone", "--ray")
-    wait_until(lambda: num_kept(folder / "gone") >= 8, process)
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_whose_driver_is_ended_goes_on_without_ray_and_leaves_no_process(folder, alone, end):
+    here = folder / end.name
+    process = start(here, "--ray")
+    wait_until(lambda: num_kept(here) >= 8, process)
     left = descendants(process.pid)
     assert left
-    process.kill()
-    process.communicate()
+    os.kill(process.pid, end)
+    finished(process, -end)
     deadline = time.monotonic() + 300
     while any(is_running(one) for one in left):
         assert time.monotonic() < deadline, [one for one in left if is_running(one)]
         time.sleep(0.1)
-    kept = num_kept(folder / "gone")
-    assert 8 <= kept < 2 * len(PROMPTS)
-    out, _ = finished(start(folder / "gone"))
+    assert 8 <= num_kept(here) < 2 * len(PROMPTS)
+    out, _ = finished(start(here))
     assert out == alone
 
 
