@@ -114,7 +114,9 @@ SIZES = (
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2", "mixtral"])
+@pytest.mark.parametrize(
+    "kind", ["llama", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen3", "gpt2", "mixtral"))]
+)
 def test_sizes_that_no_weights_are_of(root, model, kind):
     """Each in turn; transformers would make layers and random weights of them first."""
     folder = copy_of(model, root)

@@ -207,7 +207,9 @@ def answers(monkeypatch) -> Answers:
     return found
 
 
-@pytest.mark.parametrize("kind", sorted(fake_target.OWNERS))
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "vllm" else pytest.param(kind, marks=pytest.mark.slow) for kind in fake_target.OWNERS]
+)
 def test_every_string_of_a_server(capfd, answers, monkeypatch, model, kind):
     # Of what may pass, one attempt is enough.
     monkeypatch.setattr("specprobe.server.Patience.ask", lambda _self, ask, _stopped: ask())
