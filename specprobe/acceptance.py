@@ -48,10 +48,10 @@ class Acceptance:
     rounds whose draft had at least i tokens; of these, rounds in which positions 1..i-1 were accepted and the
     text reaches position i; of these, rounds in which position i was accepted too (vLLM's per-position count).
 
-    P counts responses; `prompts` [P] says which are to the same prompt (None: each to its own), since these are no
-    independent evidence. `expectation`: where the target's distribution is known. `by_entropy`: draft tokens at the
-    largest depth by the target's entropy there. `first_depth`: depths below it were not counted, since an engine ran
-    at that of its own only; their counts are 0.
+    P counts responses; `prompts` [P] says which are to the same prompt, or to prompts of one conversation (None: each
+    by itself), since these are no independent evidence. `expectation`: where the target's distribution is known.
+    `by_entropy`: draft tokens at the largest depth by the target's entropy there. `first_depth`: depths below it were
+    not counted, since an engine ran at that of its own only; their counts are 0.
     """
 
     drafter: str
@@ -73,7 +73,7 @@ class Acceptance:
     first_depth: int = 1
 
     def by_prompt(self, counts: NDArray[Any]) -> NDArray[Any]:
-        """Counts [P, ...] summed over the responses to each prompt: the independent units of an interval."""
+        """Counts [P, ...] summed by prompt, or by conversation: over the independent units of an interval."""
         if self.prompts is None or not self.prompts.size:
             return counts
         summed = np.zeros((int(self.prompts.max()) + 1, *counts.shape[1:]), dtype=counts.dtype)
@@ -82,7 +82,7 @@ class Acceptance:
 
     @property
     def num_prompts(self) -> int:
-        """Distinct prompts with at least one round."""
+        """Distinct prompts with at least one round; those of one conversation count as one."""
         return int((self.by_prompt(self.rounds)[:, -1] > 0).sum()) if len(self.ids) else 0
 
     @property

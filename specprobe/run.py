@@ -23,9 +23,10 @@ ENGINE_SUMS = "engine_sums"
 class ResponseRecord:
     """The responses of one temperature: where they come from and how long they are, int32 [P].
 
-    `prompts` [P]: which are to the same prompt, by number; `samples` [P]: the how-manieth to it. `groups`: the labels
-    of their rows, None where there are none. `entropy`: of the target while it wrote, where known. `looping`: how many
-    end in a loop of the same tokens. `texts`: prompt and response of each, only where the user asked for them.
+    `prompts` [P]: which are to the same prompt, or to prompts of one conversation, by number; `samples` [P]: the
+    how-manieth to its prompt. `groups`: the labels of their rows, None where there are none. `entropy`: of the target
+    while it wrote, where known. `looping`: how many end in a loop of the same tokens. `texts`: prompt and response of
+    each, only where the user asked for them.
     """
 
     temperature: float
