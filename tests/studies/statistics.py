@@ -1,24 +1,26 @@
 """Whether the statistics hold: coverage, power, false alarms and bias on simulated traffic, as Markdown.
 
-    python -m tests.studies.statistics [--quick]
+    python -m tests.studies.statistics [--quick] [--page docs/statistics.md]
 
-About a quarter of an hour on one core, half a minute with `--quick`. Seeds are fixed, so the same numbers come out
-again (with the same numpy). docs/statistics.md has the tables and says what they mean.
+Minutes on one core, half a minute with `--quick`. Seeds are fixed, so the same numbers come out again (with the same
+numpy). docs/statistics.md has the tables and says what they mean; `--page` puts new ones in their places.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.studies import benches, comparisons, coverage, curves, expectations, selection
 from tests.studies.tables import percent, share_error
 
 CLUSTERED = ("4 samples", "conversations")
-COMPARED = ("chat", "copy-heavy", "sparse copying", "mixed", "4 samples", "conversations")
+COMPARED = ("chat", "sparse copying", "mixed", "conversations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +32,26 @@ class Effort:
     all_figures: int
     pairs: int
     benches: int
+    choices: int
     fits: int
     responses: int
     sizes: tuple[int, ...] = (16, 32, 64, 200)
+    apart_sizes: tuple[int, ...] = (16, 32)
     figure_sizes: tuple[int, ...] = (16, 64)
-    pair_sizes: tuple[int, ...] = (32, 100)
+    choice_sizes: tuple[int, ...] = (16,)
+    pair_sizes: tuple[int, ...] = (32, 64)
 
 
-FULL = Effort(population=10_000, workloads=800, all_figures=300, pairs=300, benches=300, fits=300, responses=10_000)
+FULL = Effort(
+    population=10_000, workloads=300, all_figures=150, pairs=120, benches=200, choices=60, fits=150, responses=10_000
+)
 QUICK = Effort(
     population=2000,
     workloads=50,
     all_figures=25,
     pairs=30,
     benches=25,
+    choices=15,
     fits=5,
     responses=500,
     sizes=(16, 32),
@@ -116,7 +124,7 @@ def study_coverage(effort: Effort) -> Coverage:
     apart = tuple(
         coverage.simulate(name, populations[name], units, effort.workloads, is_apart=True, only="tokens per round")
         for name in CLUSTERED
-        for units in effort.figure_sizes
+        for units in effort.apart_sizes
     )
     all_figures = tuple(
         coverage.simulate(name, population, units, effort.all_figures)
@@ -153,7 +161,7 @@ def study_others(effort: Effort) -> Others:
             for units in effort.figure_sizes
         ),
         selected=tuple(
-            one for name in ("chat", "copy-heavy") for one in selection.study(name, effort.figure_sizes, effort.benches)
+            one for name in ("chat", "copy-heavy") for one in selection.study(name, effort.choice_sizes, effort.choices)
         ),
         expectations=tuple(expectations.study(effort.responses)),
         curves=tuple(
@@ -208,8 +216,8 @@ def report(study: Study) -> Iterator[Section]:
     yield Section(
         "The speed-up at the best of eight depths",
         selection.selection_table(study.others.selected),
-        effort.benches,
-        error(0.9, effort.benches),
+        effort.choices,
+        error(0.9, effort.choices),
     )
     yield Section(
         "The speed-up that bench measures",
@@ -242,7 +250,8 @@ def report(study: Study) -> Iterator[Section]:
         comparisons.regression_table(study.comparisons.equal),
         effort.pairs,
     )
-    yield Section("Bias of points (%)", coverage.bias_table(study.coverage.all_figures))
+    shown = [cell for cell in study.coverage.by_size if cell.units in effort.figure_sizes]
+    yield Section("Bias of points (%)", coverage.bias_table(shown))
     yield Section(
         "Counts above temperature 0 against exact expectations",
         expectations.expectation_table(study.others.expectations),
@@ -250,18 +259,32 @@ def report(study: Study) -> Iterator[Section]:
     yield Section("The fitted curve beyond its data: from depth 4 to depth 8", curves.curve_table(study.others.curves))
 
 
+def with_tables(page: str, sections: Sequence[Section]) -> str:
+    """The page with these tables below their titles, in place of the ones that are there."""
+    for section in sections:
+        there = re.compile(
+            rf"^### {re.escape(section.title)}\n\n(?:\|.*\n)+(?:\nStandard error of the simulation.*\n)?", re.M
+        )
+        assert len(there.findall(page)) == 1, f"the page needs one table below: ### {section.title}"
+        page = there.sub(lambda _, section=section: section.markdown() + "\n", page)
+    return page
+
+
 def main() -> None:
     """Print the study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few workloads: half a minute, large errors")
+    parser.add_argument("--page", type=Path, help="a page whose tables are replaced by the new ones")
     arguments = parser.parse_args()
     begun = time.perf_counter()
 
     def tell(what: str) -> None:
         print(f"{time.perf_counter() - begun:.0f} s: {what}", file=sys.stderr)
 
-    study = run(QUICK if arguments.quick else FULL, tell)
-    print("\n\n".join(section.markdown() for section in report(study)))
+    sections = list(report(run(QUICK if arguments.quick else FULL, tell)))
+    print("\n\n".join(section.markdown() for section in sections))
+    if arguments.page:
+        arguments.page.write_text(with_tables(arguments.page.read_text(), sections))
     tell("done")
 
 
