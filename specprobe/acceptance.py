@@ -49,11 +49,12 @@ class Acceptance:
     rounds whose draft had at least i tokens; of these, rounds in which positions 1..i-1 were accepted and the
     text reaches position i; of these, rounds in which position i was accepted too (vLLM's per-position count).
 
-    P counts responses; `prompts` [P] says which are to the same prompt (None: each to its own), since these are no
-    independent evidence. `expectation`: where the target's distribution is known. `by_entropy`: draft tokens at the
-    largest depth by the target's entropy there. `first_depth`: depths below it were not counted, since an engine ran
-    at that of its own only; their counts are 0. `interval_level`: at which intervals over these prompts are made so
-    that they cover at LEVEL, which takes more where prompts were looked at several times (see `specprobe.looks`).
+    P counts responses; `prompts` [P] says which are to the same prompt, or to prompts of one conversation (None: each
+    by itself), since these are no independent evidence. `expectation`: where the target's distribution is known.
+    `by_entropy`: draft tokens at the largest depth by the target's entropy there. `first_depth`: depths below it were
+    not counted, since an engine ran at that of its own only; their counts are 0. `interval_level`: at which intervals
+    over these prompts are made so that they cover at LEVEL, which takes more where prompts were looked at several times
+    (see `specprobe.looks`).
     """
 
     drafter: str
@@ -76,7 +77,7 @@ class Acceptance:
     interval_level: float = LEVEL
 
     def by_prompt(self, counts: NDArray[Any]) -> NDArray[Any]:
-        """Counts [P, ...] summed over the responses to each prompt: the independent units of an interval."""
+        """Counts [P, ...] summed by prompt, or by conversation: over the independent units of an interval."""
         if self.prompts is None or not self.prompts.size:
             return counts
         summed = np.zeros((int(self.prompts.max()) + 1, *counts.shape[1:]), dtype=counts.dtype)
@@ -85,7 +86,7 @@ class Acceptance:
 
     @property
     def num_prompts(self) -> int:
-        """Distinct prompts with at least one round."""
+        """Distinct prompts with at least one round; those of one conversation count as one."""
         return int((self.by_prompt(self.rounds)[:, -1] > 0).sum()) if len(self.ids) else 0
 
     @property

@@ -34,6 +34,15 @@ def check_responses(trajectories: Sequence[Trajectory], where: str = "") -> list
     notices = []
     num_responses = len(trajectories)
     num_prompts = int(prompt_numbers(trajectories).max(initial=-1)) + 1
+    distinct = len({trajectory.prompt_ids.tobytes() for trajectory in trajectories})
+    if num_prompts < distinct:
+        notices.append(
+            Notice(
+                "conversations",
+                f"{where}{distinct} prompts are of {format_plural(num_prompts, 'conversation')}, whose turns are no "
+                "independent evidence: intervals, verdicts and numbers of prompts take each conversation for one",
+            )
+        )
     if num_prompts < MIN_PROMPTS:
         notices.append(
             Notice(

@@ -33,8 +33,9 @@ class PairedPrompts:
     """The prompts that two sets of responses have in common, by id.
 
     `units_a` [P_A], `units_b` [P_B]: the number of the prompt that each response is to, -1 where the other run lacks
-    it. `count`: how many different prompts; equal prompts under several ids are one. `only_a`, `only_b`: ids left out.
-    `other_length`: common ids whose prompt has another number of tokens in each run, so is not the same prompt.
+    it. `count`: how many different prompts; equal ones under several ids are one, and so are those of a conversation.
+    `only_a`, `only_b`: ids left out. `other_length`: common ids whose prompt has another number of tokens in each run,
+    so is not the same prompt.
     """
 
     units_a: NDArray[np.intp]

@@ -36,7 +36,7 @@ class Prompt:
     `tail_token_ids` are the tokens that would have followed the end of the answer (recorded by some
     benchmarks), which an engine's last round may still have accepted. `model` wrote the answer, by the log. `group` is
     the label by which results are broken down: text out of the log or a file's name, as it is, so to be escaped where
-    it is printed.
+    it is printed. `conversation`: the number of the one that it is a turn of, None where nothing is known of one.
     """
 
     id: str | int
@@ -54,6 +54,7 @@ class Prompt:
     settings: Mapping[str, float | int] = field(default_factory=lambda: MappingProxyType({}))
     model: str | None = None
     group: str | None = None
+    conversation: int | None = None
 
     @property
     def has_answer(self) -> bool:

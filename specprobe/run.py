@@ -29,10 +29,11 @@ def has_sums(notices: Iterable[Notice]) -> bool:
 class ResponseRecord:
     """The responses of one temperature: where they come from and how long they are, int32 [P].
 
-    `prompts` [P]: which are to the same prompt, by number; `samples` [P]: the how-manieth to it. `groups`: the labels
-    of their rows, None where there are none. `entropy`: of the target while it wrote, where known. `looping`: how many
-    end in a loop of the same tokens. `texts`: prompt and response of each, only where the user asked for them.
-    `temperature_is_known`: False where neither the log nor the user says at which they were sampled; 0 is taken then.
+    `prompts` [P]: which are to the same prompt, or to prompts of one conversation, by number; `samples` [P]: the
+    how-manieth to its prompt. `groups`: the labels of their rows, None where there are none. `entropy`: of the target
+    while it wrote, where known. `looping`: how many end in a loop of the same tokens. `texts`: prompt and response of
+    each, only where the user asked for them. `temperature_is_known`: False where neither the log nor the user says at
+    which they were sampled; 0 is taken then.
     """
 
     temperature: float

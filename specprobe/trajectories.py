@@ -110,6 +110,7 @@ def generated_trajectories(
                 entropy=response.entropy,
                 sample=number // len(used),
                 group=prompt.group,
+                conversation=prompt.conversation,
             )
         )
     return sieve.into_set(trajectories, generated, writer.notices)
@@ -180,6 +181,7 @@ def logged_trajectories(
                     exact=exact,
                     processors=ask.processors,
                     group=prompt.group,
+                    conversation=prompt.conversation,
                 )
             )
     return sieve.into_set(trajectories)

@@ -23,7 +23,7 @@ class Trajectory:
     temperature 0 both are of temperature 1). `exact` is False where the chat template dropped or changed part of a
     logged answer, so that the tokens are near to what was served, not equal to it. `processors`: what the request
     asks for besides the temperature. `sample`: the how-manieth response to this prompt.
-    `group`: the label of its row, for a breakdown.
+    `group`: the label of its row, for a breakdown. `conversation`: as in `Prompt`.
     """
 
     id: str | int
@@ -39,6 +39,7 @@ class Trajectory:
     entropy: NDArray[np.float32] | None = None
     sample: int = 0
     group: str | None = None
+    conversation: int | None = None
 
 
 def token_ids(ids: object = ()) -> TokenIds:
@@ -49,6 +50,20 @@ def token_ids(ids: object = ()) -> TokenIds:
 
 
 def prompt_numbers(trajectories: Sequence[Trajectory]) -> NDArray[np.int32]:
-    """[P]: which responses are to one and the same prompt, by number in order of appearance."""
-    numbers: dict[bytes, int] = {}
-    return np.array([numbers.setdefault(t.prompt_ids.tobytes(), len(numbers)) for t in trajectories], dtype=np.int32)
+    """[P]: which responses are one piece of evidence, by number in order of appearance.
+
+    Those to one and the same prompt are, and those to several prompts of one conversation.
+    """
+    contents = [trajectory.prompt_ids.tobytes() for trajectory in trajectories]
+    opening: dict[int, bytes] = {}
+    of_several = {
+        t.conversation
+        for t, content in zip(trajectories, contents, strict=True)
+        if t.conversation is not None and opening.setdefault(t.conversation, content) != content
+    }
+    numbers: dict[bytes | int, int] = {}
+    keys = (
+        t.conversation if t.conversation is not None and t.conversation in of_several else content
+        for t, content in zip(trajectories, contents, strict=True)
+    )
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int32)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from specprobe.batch_files import batch_answers
+from specprobe.conversations import linked
 from specprobe.errors import SpecprobeError
 from specprobe.formats.conversation import Completion, Conversation, TokenRow
 from specprobe.formats.request import has_structured_output, settings, tools
@@ -257,7 +258,9 @@ def read_workload(
         raise SpecprobeError(_no_group_column(group_by, tallies))
     total = len(reading.prompts) + (reading.duplicates if options.dedupe else 0)
     notices += _duplicate_notice(reading.duplicates, total, options.dedupe)
-    prompts = reading.prompts if group_by is not None else _grouped_by_source(reading.prompts)
+    prompts = linked(reading.prompts)
+    if group_by is None:
+        prompts = _grouped_by_source(prompts)
     return Workload(tuple(files), tuple(prompts), reading.duplicates, len(reading.seen), tuple(notices))
 
 
@@ -289,6 +292,7 @@ class _Reading:
         self.prompts: list[Prompt] = []
         self.seen: set[int] = set()
         self.duplicates = 0
+        self._rows = 0
 
     @property
     def is_full(self) -> bool:
@@ -301,7 +305,8 @@ class _Reading:
         keys: set[int] = set()
         repeated = 0
         for row in rows:
-            for prompt, (key, _) in zip(to_prompts(row), measures(row), strict=True):
+            self._rows += 1
+            for prompt, (key, _) in zip(to_prompts(row, self._rows), measures(row), strict=True):
                 if self._room(len(prompts)) < 1:
                     tally.prompts -= 1
                     continue
@@ -326,8 +331,8 @@ class _Reading:
         return math.inf if limit is None else limit - len(self.prompts) - pending
 
 
-def to_prompts(row: RowPrompts) -> Iterator[Prompt]:
-    """The records for later stages; prompts of one conversation share their messages."""
+def to_prompts(row: RowPrompts, conversation: int | None = None) -> Iterator[Prompt]:
+    """The records for later stages; prompts of one conversation share their messages, and its number."""
     request = row.parsed.request
     defined, constrained, chosen = tools(request), has_structured_output(request), settings(request)
     item: object = None
@@ -354,6 +359,7 @@ def to_prompts(row: RowPrompts) -> Iterator[Prompt]:
             settings=chosen,
             model=model_of(use, request),
             group=row.group,
+            conversation=conversation,
         )
 
 

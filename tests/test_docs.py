@@ -76,6 +76,14 @@ def test_a_command_that_is_shown_can_be_parsed(arguments):
     command.make_context(arguments[0], list(arguments[1:]))
 
 
+def test_a_script_of_the_tests_that_is_shown_is_there():
+    pages = "".join(page.read_text() for page in PAGES)
+    shown = set(re.findall(r"python -m (tests(?:\.\w+)+)", pages))
+    assert {"tests.gpu_check", "tests.studies.statistics"} <= shown
+    for module in shown:
+        assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file(), module
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_commands_that_are_shown_work_in_the_order_shown(tmp_path, monkeypatch, capsys):

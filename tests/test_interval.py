@@ -1,5 +1,7 @@
 """Coverage of the intervals (law 6), and the properties of the one mechanism behind them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,34 +18,15 @@ from specprobe.interval import (
     tokens_per_round_intervals,
 )
 from specprobe.temperature import intervals_at
+from tests.studies.workloads import TRAFFIC, populate
 
-# Acceptance per prompt ~ Beta(a, b); depth; response lengths log-normal (median, sigma), longer by
-# exp(slope (p - mean p)) where copying makes both.
-SCENARIOS = {
-    "copy-heavy": (0.8, 0.5, 8, 250, 0.7, 1.0),
-    "low acceptance": (0.5, 6.0, 3, 200, 0.8, 0.0),
-    "heavy-tailed": (2.0, 1.0, 5, 150, 1.4, 0.0),
-    "chat": (6.0, 4.0, 3, 200, 0.6, 0.0),
-    "sparse copying": (0.15, 2.0, 5, 200, 1.0, 2.0),
-}
+SCENARIOS = ("copy-heavy", "low acceptance", "heavy-tailed", "chat", "sparse copying")
 
 
 def workload(rng, prompts, scenario, samples=1):
     """Emitted tokens and rounds of each prompt, [P, 2]; of several samples one after the other, [P x samples, 2]."""
-    a, b, depth, median, sigma, slope = SCENARIOS[scenario]
-    p = rng.beta(a, b, prompts).repeat(samples)
-    prompts *= samples
-    lengths = np.exp(rng.normal(np.log(median) + slope * (p - a / (a + b)), sigma))
-    left = np.clip(lengths, 2, 4096).astype(int) - 1
-    counts = np.zeros((prompts, 2))
-    running = np.arange(prompts)
-    while len(running):
-        accepted = np.minimum(rng.geometric(np.maximum(1 - p[running], 1e-9)) - 1, depth)
-        emitted = np.minimum(accepted + 1, left[running])
-        counts[running] += np.stack([emitted, np.ones_like(emitted)], axis=1)
-        left[running] -= emitted
-        running = running[left[running] > 0]
-    return counts
+    found = populate(rng, replace(TRAFFIC[scenario], samples=samples), prompts)
+    return np.stack([found.emitted, found.counts.rounds], axis=1).astype(float)
 
 
 def tokens_per_round(counts, seed):
@@ -55,7 +38,7 @@ def generic(counts, seed):
 
 
 def coverage(interval_of, scenario, prompts, workloads):
-    population = workload(np.random.default_rng(1), 200_000, scenario)
+    population = workload(np.random.default_rng(1), 50_000, scenario)
     truth = ratio(population.sum(axis=0))
     rng = np.random.default_rng(7)
     hits = 0
@@ -107,7 +90,7 @@ def sampled_result(counts, prompts, depth):
 @pytest.mark.parametrize("scenario", ["chat", "heavy-tailed"])
 def test_samples_of_one_prompt_are_one_piece_of_evidence(scenario, workloads):
     """32 prompts with 4 samples each: covered as ever; taken for 128 prompts the intervals are too narrow."""
-    prompts, samples, depth = 32, 4, SCENARIOS[scenario][2]
+    prompts, samples, depth = 32, 4, TRAFFIC[scenario].depth
     counts = workload(np.random.default_rng(1), 20_000, scenario, samples)
     truth = ratio(counts.sum(axis=0))
     by_prompt = counts.reshape(-1, samples, 2)

@@ -13,9 +13,10 @@ from specprobe.bench.predict import Predicted
 from specprobe.bench.replay import Replayed, ReplayOptions
 from specprobe.bench.result import BenchResult, PassRecord
 from specprobe.bench.texts import FAR_LESS_LIKELY_NATS, NEAR_TIE_NATS, Agreement, Likelihood
+from specprobe.conversations import units
 from specprobe.interval import MIN_PROMPTS
 from specprobe.notices import Notice
-from specprobe.units import format_percent, format_seconds
+from specprobe.units import format_percent, format_plural, format_seconds
 from specprobe.workload import Workload
 
 # The same drafter over texts of one distribution: sampling moves the rate by what its interval says. Half of its lower
@@ -123,6 +124,7 @@ def conclude(
 ) -> Bench:
     """Everything that follows from the passes and from what was found about their answers."""
     agreements = {one.concurrency: one for one in examined.agreements}
+    drawn_together = units(workload.prompts)
     levels = []
     for concurrency in result.plan.concurrencies:
         plain, speculative = result.pairs(concurrency)
@@ -131,7 +133,7 @@ def conclude(
         arms = ([one.requests for one in arm] for arm in (plain, speculative))
         levels.append(
             Level(
-                measured=measured(concurrency, *arms, seed=result.plan.seed),
+                measured=measured(concurrency, *arms, units=drawn_together, seed=result.plan.seed),
                 acceptance=_acceptance(speculative, examined),
                 agreement=agreements.get(concurrency),
                 predicted=predicted.get(concurrency),
@@ -146,7 +148,7 @@ def conclude(
         likelihood=examined.likelihood,
         greedy=examined.greedy,
         broken=broken,
-        notices=(*workload.all_notices, *_notices(result, levels, examined, replay)),
+        notices=(*workload.all_notices, *_notices(result, levels, examined, replay, len(set(drawn_together)))),
     )
 
 
@@ -280,7 +282,7 @@ def _is_right_drafter(greedy: Greedy | None) -> bool:
 
 
 def _notices(
-    result: BenchResult, levels: Sequence[Level], examined: Examined, replay: ReplayOptions | None
+    result: BenchResult, levels: Sequence[Level], examined: Examined, replay: ReplayOptions | None, num_units: int
 ) -> Iterator[Notice]:
     plan, temperature = result.plan, result.plan.temperature
     if not result.is_complete:
@@ -295,10 +297,16 @@ def _notices(
         )
     if plan.repeats == 1:
         yield Notice("one_repeat", "one repeat cannot tell a difference from noise; use --repeats 3 or more")
-    if len(result.prompts) < MIN_PROMPTS:
+    if num_units < len(result.prompts):
+        yield Notice(
+            "conversations",
+            f"{len(result.prompts)} prompts are of {format_plural(num_units, 'conversation')}, whose turns are no "
+            "independent evidence: intervals and verdicts take each conversation for one",
+        )
+    if num_units < MIN_PROMPTS:
         yield Notice(
             "few_prompts",
-            f"{len(result.prompts)} prompts are too few for an interval over prompts, so no gain is called: use "
+            f"{num_units} prompts are too few for an interval over prompts, so no gain is called: use "
             f"{MIN_PROMPTS} or more",
         )
     yield from _timing_notices(result, levels)

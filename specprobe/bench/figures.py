@@ -76,8 +76,9 @@ class ArmFigures:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Both arms at one concurrency. `by_repeat`: the speed-up of each; `drift`: how far the plain arm's rate moved from
-    the first repeat to the last, by a straight line through its logarithm, None of one repeat.
+    """Both arms at one concurrency. `prompts`: how many, a conversation for one. `by_repeat`: the speed-up of each;
+    `drift`: how far the plain arm's rate moved from the first repeat to the last, by a straight line through its
+    logarithm, None of one repeat.
     """
 
     concurrency: int
@@ -209,15 +210,24 @@ def arm_figures(passes: Sequence[Sequence[Served]], concurrency: int) -> ArmFigu
 
 
 def measured(
-    concurrency: int, plain: Sequence[Sequence[Served]], speculative: Sequence[Sequence[Served]], *, seed: int = 0
+    concurrency: int,
+    plain: Sequence[Sequence[Served]],
+    speculative: Sequence[Sequence[Served]],
+    *,
+    units: Sequence[int] | None = None,
+    seed: int = 0,
 ) -> Measured:
-    """Both arms at one concurrency; `plain`, `speculative`: requests by repeat, as many of each."""
+    """Both arms at one concurrency; `plain`, `speculative`: requests by repeat, as many of each.
+
+    `units`: which prompts are drawn together, by number of the prompt (see `specprobe.conversations.units`); None: each
+    by itself.
+    """
     arms = arm_figures(plain, concurrency), arm_figures(speculative, concurrency)
     by_repeat = np.array([b.rate / a.rate for a, b in zip(arms[0].passes, arms[1].passes, strict=True)])
     point = arms[1].rate / arms[0].rate
     repeats = len(by_repeat)
     between = float(np.log(by_repeat).var(ddof=1)) / repeats if repeats > 1 else 0.0
-    counts = _by_prompt(plain, speculative)
+    counts = _by_unit(plain, speculative, units)
     interval = bootstrap_t(counts, _latency_ratio, seed=seed, level=LEVEL, extra_log_variance=between)
     if interval is not None:
         moved = point / interval.point
@@ -233,15 +243,21 @@ def measured(
     )
 
 
-def _by_prompt(plain: Sequence[Sequence[Served]], speculative: Sequence[Sequence[Served]]) -> Floats:
-    """Tokens and summed latency of each prompt in either arm, [P, 4]."""
-    numbers = sorted({one.prompt for repeat in plain for one in repeat})
+def _by_unit(
+    plain: Sequence[Sequence[Served]], speculative: Sequence[Sequence[Served]], units: Sequence[int] | None
+) -> Floats:
+    """Tokens and summed latency of each prompt, or conversation, in either arm, [U, 4]."""
+
+    def unit(one: Served) -> int:
+        return one.prompt if units is None else units[one.prompt]
+
+    numbers = sorted({unit(one) for repeat in plain for one in repeat})
     row = {number: i for i, number in enumerate(numbers)}
     counts = np.zeros((len(numbers), 4))
     for column, arm in ((0, plain), (2, speculative)):
         for one in (one for repeat in arm for one in repeat):
-            counts[row[one.prompt], column] += one.output_tokens
-            counts[row[one.prompt], column + 1] += one.latency_seconds
+            counts[row[unit(one)], column] += one.output_tokens
+            counts[row[unit(one)], column + 1] += one.latency_seconds
     return counts
 
 

@@ -60,7 +60,7 @@ class Replayed:
     def rate_interval(self) -> Interval | None:
         """The acceptance rate over prompts."""
         accepted, drafted = (
-            counts[:, self.depth - 1 : self.depth].astype(np.float64)
+            self.acceptance.by_prompt(counts[:, self.depth - 1 : self.depth]).astype(np.float64)
             for counts in (self.acceptance.accepted_tokens, self.acceptance.drafted_tokens)
         )
         return ratio_intervals(accepted, drafted, scale="linear")[0]
