@@ -232,7 +232,8 @@ class LlamaCppDialect(Dialect):
             "n_probs": 1,
             **settings,
             "repeat_penalty": repeat_penalty,
-            "repeat_last_n": request.rule.penalty_window or -1,
+            # Of all tokens where there is no window; builds since b11434 refuse -1 for that.
+            "repeat_last_n": request.rule.penalty_window or len(request.prompt_ids) + limit,
             **seed_of(request, sampling),
         }
         answer = post_json(self.server, f"{self.server.root}/completion", body)

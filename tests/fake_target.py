@@ -71,7 +71,8 @@ class Handler(BaseHTTPRequestHandler):
         elif fault == "stall":
             time.sleep(server.stall_seconds)
         elif fault in ("429", "500", "400", "404", "301"):
-            self.answer(int(fault), {"error": {"message": f"told {fault}\x1b[31m"}}, {"Retry-After": "0"})
+            told = server.refusal or {"error": {"message": f"told {fault}\x1b[31m"}}
+            self.answer(int(fault), told, {"Retry-After": "0"})
         elif fault == "malformed":
             self.stream([b"data: {oops"]) if body.get("stream") else self.answer(200, b"{oops")
         else:
@@ -174,6 +175,7 @@ class FakeTarget(ThreadingHTTPServer):
         self.further_prompt_tokens = 0
         self.stall_seconds = 2.0
         self.fault_always: str | None = None
+        self.refusal: Any = None
         # [tokens, layers, size] of ids [tokens], and where files of them go.
         self.states: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.states_folder = Path()

@@ -393,6 +393,40 @@ def test_another_process_shows_no_key_in_its_title(tmp_path, monkeypatch):
 
 
 RECORDED = Path(__file__).parent / "golden" / "endpoint-vllm"
+OF_LLAMA_CPP = RECORDED.with_name("endpoint-llama.cpp")
+
+
+def test_what_a_real_llama_cpp_answered():
+    """Recorded from b11434 (LLAMA_BUILD_NUMBER not set): a template, its tokens, a completion, and how it refuses."""
+    with replaying(OF_LLAMA_CPP) as (url, seen):
+        endpoint = Endpoint(url, requests_at_once=1)
+        found = write(endpoint, [toy.chat(json.loads((OF_LLAMA_CPP / "asked.json").read_text())["prompt"])])
+    (trajectory,) = found.trajectories
+    whole = json.loads((OF_LLAMA_CPP / "completion.json").read_text())
+    assert (endpoint.engine, endpoint.engine_version, endpoint.max_positions) == ("llama.cpp", "b0-unknown", 2048)
+    assert trajectory.prompt_ids.tolist() == json.loads((OF_LLAMA_CPP / "tokenize.json").read_text())["tokens"]
+    assert trajectory.output_ids.tolist() == whole["tokens"]
+    assert trajectory.finish_reason == "length"
+    log_probs = [one["logprob"] for one in whole["completion_probabilities"]]
+    assert trajectory.log_probs == pytest.approx(np.array(log_probs), abs=1e-6)
+    assert [path for path, _ in seen] == [
+        "/v1/models",
+        "/version",
+        "/props",
+        "/apply-template",
+        "/tokenize",
+        "/completion",
+    ]
+    # It takes no window of -1, for all tokens, as it once did.
+    assert seen[-1][1]["repeat_last_n"] == trajectory.prompt_ids.size + 14
+
+
+def test_how_a_real_llama_cpp_refuses():
+    told = json.loads((OF_LLAMA_CPP / "too_long.json").read_text())
+    with serving_target("llama.cpp", fault_always="400") as server:
+        server.refusal = told
+        with pytest.raises(SpecprobeError, match=r"status 400 .*exceeds the available context size"):
+            write(open_at(server, requests_at_once=1))
 
 
 def test_what_a_real_vllm_answered():

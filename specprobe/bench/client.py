@@ -27,12 +27,16 @@ DIGEST_DIGITS = 16
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a server wrote for one prompt; ids where it tells them. No document holds it."""
+    """What a server wrote for one prompt; ids where it tells them. No document holds it.
+
+    `num_tokens`: by the server's own count, the end token with or without; 0 where it tells none.
+    """
 
     text: str
     prompt_ids: tuple[int, ...] | None
     output_ids: tuple[int, ...] | None
     finish_reason: Literal["stop", "length"] | None
+    num_tokens: int = 0
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Written:
@@ -40,7 +44,7 @@ class Written:
         prompt_ids, output_ids = (
             None if ids is None else tuple(ids) for ids in (told["prompt_ids"], told["output_ids"])
         )
-        return cls(told["text"], prompt_ids, output_ids, told["finish_reason"])
+        return cls(told["text"], prompt_ids, output_ids, told["finish_reason"], told["num_tokens"])
 
     def to_json(self) -> dict[str, Any]:
         """For private files only."""
@@ -49,6 +53,7 @@ class Written:
             "prompt_ids": self.prompt_ids,
             "output_ids": self.output_ids,
             "finish_reason": self.finish_reason,
+            "num_tokens": self.num_tokens,
         }
 
     @property
@@ -284,6 +289,7 @@ class _Reading:
             None if self._prompt_ids is None else tuple(self._prompt_ids),
             tuple(self._output_ids) if self._tells_ids and self._output_ids else None,
             reason,
+            self.usage("completion_tokens"),
         )
 
 

@@ -311,6 +311,12 @@ def _notices(
         )
     yield from _timing_notices(result, levels)
     yield from _caching_notices(result)
+    if examined.replayed is not None and examined.replayed.left_out:
+        yield Notice(
+            "not_round_trip",
+            f"{examined.replayed.left_out} of {len(result.prompts)} answers are not replayed: the server tells no "
+            "token ids, and their text, cut by --tokenizer, is not as many tokens as it counted",
+        )
     versions = {model.version for model in result.models.values()}
     if len(versions) > 1:
         yield Notice(

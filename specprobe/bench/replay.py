@@ -37,11 +37,16 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """A run over the answers of a bench, and the result of the drafter in it."""
+    """A run over the answers of a bench, and the result of the drafter in it.
+
+    `left_out`: answers whose text, cut by the tokenizer, is not as many tokens as the server counted: models write
+    tokens that no tokenizer would cut so.
+    """
 
     run: Run
     acceptance: Acceptance
     depth: int
+    left_out: int
 
     def counters(self, prompt: int) -> SpecCounters | None:
         """What the engine is expected to count for this prompt's answer; None where it was not replayed."""
@@ -83,6 +88,10 @@ def replay_answers(
     was named, and whatever `analyze` raises.
     """
     rows = list(_rows(options, prompts, answers, tails))
+    if not rows:
+        raise SpecprobeError(
+            "no answer, cut by --tokenizer, is as many tokens as the server counted; name the served model's tokenizer"
+        )
     # The file holds what was written, so it is private, and goes.
     with scratch_folder() as folder:
         path = folder / "answers.jsonl"
@@ -104,7 +113,7 @@ def replay_answers(
             ),
             stages,
         )
-    return Replayed(run, run.results[0], options.depth)
+    return Replayed(run, run.results[0], options.depth, len(answers) - len(rows))
 
 
 def _rows(
@@ -131,6 +140,8 @@ def _rows(
             raw = Prompt(number, "", 0, "", text="", answer=Message("assistant", written.text))
             ids = tokenizer.encode_answer(raw)[0].tolist()
             ended = written.finish_reason == "stop" and bool(tokenizer.eos_ids)
+            if written.num_tokens and len(ids) not in (written.num_tokens, written.num_tokens - ended):
+                continue
             output_ids = (*ids, *(tokenizer.eos_ids[-1:] if ended else ()))
         yield {
             "id": str(number),
