@@ -27,6 +27,12 @@ def extra(name: str) -> list[Requirement]:
     return [Requirement(line) for line in project()["optional-dependencies"][name]]
 
 
+def of_users() -> list[Requirement]:
+    """What users may install: with the extras, those of developers left out."""
+    extras = [name for name in project()["optional-dependencies"] if name != "dev"]
+    return [*dependencies(), *(requirement for name in extras for requirement in extra(name))]
+
+
 def lower_bound(requirement: Requirement) -> str:
     """The version after `>=`, of which there has to be exactly one."""
     (version,) = (one.version for one in requirement.specifier if one.operator == ">=")

@@ -17,7 +17,7 @@ from importlib import metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.declared import dependencies
+from tests.declared import of_users
 
 # Permissive ones, by SPDX identifier: they ask for their notice to be kept.
 PERMISSIVE = {
@@ -89,9 +89,9 @@ def needed(requirements: Iterable[Requirement]) -> Iterator[str]:
 
 def packages() -> list[Package]:
     """What pyproject.toml names and what comes with that, by name."""
-    direct = {canonicalize_name(requirement.name) for requirement in dependencies()}
+    direct = {canonicalize_name(requirement.name) for requirement in of_users()}
     found = []
-    for name in needed(dependencies()):
+    for name in needed(of_users()):
         about = metadata.metadata(name)
         found.append(Package(name, about["Version"], licence_of(about), name in direct))
     return [package for package in found if not package.name.startswith(OF_CUDA_BUILDS)]

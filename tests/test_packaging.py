@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from tests import bounds, licences
-from tests.declared import ROOT, dependencies, extra, lower_bound, next_major, upper_bound
+from tests.declared import ROOT, dependencies, extra, lower_bound, next_major, of_users, upper_bound
 from tests.fresh import Environment, copy_of_the_checkout, try_the_commands
 
 PAGE = (ROOT / "docs" / "dependencies.md").read_text()
@@ -32,7 +32,7 @@ def constraints() -> dict[str, str]:
 
 def test_every_dependency_has_two_bounds_and_the_pinned_version_lies_between():
     pinned = constraints()
-    for requirement in dependencies():
+    for requirement in of_users():
         assert Version(lower_bound(requirement)) <= Version(pinned[requirement.name])
         assert requirement.specifier.contains(pinned[requirement.name]), requirement
         assert upper_bound(requirement) == next_major(pinned[requirement.name]), requirement
@@ -55,7 +55,7 @@ def imported(folder: Path) -> set[str]:
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported():
     of = metadata.packages_distributions()
     used = {canonicalize_name(name) for module in imported(ROOT / "specprobe") - OPTIONAL for name in of[module]}
-    assert used == {canonicalize_name(requirement.name) for requirement in dependencies()}
+    assert used == {canonicalize_name(requirement.name) for requirement in of_users()}
 
 
 def test_every_licence_goes_with_apache():
@@ -96,7 +96,7 @@ def test_the_page_lists_what_is_declared_with_its_licence():
     rows = re.findall(r"^\| `([\w-]+)` \| `([^`]+)` \| ([^|]+) \| ([^|]+) \|$", PAGE, re.M)
     licence = {package.name: package.licence for package in licences.packages()}
     assert [(name, set(bounds.split(","))) for name, bounds, _, _ in rows] == [
-        (requirement.name, {str(one) for one in requirement.specifier}) for requirement in dependencies()
+        (requirement.name, {str(one) for one in requirement.specifier}) for requirement in of_users()
     ]
     for name, _, why, stated in rows:
         assert why.strip()
