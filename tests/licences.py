@@ -28,6 +28,7 @@ PERMISSIVE = {
 BY_FILE = {"MPL-2.0"}
 # What packages say that state their licence in the words of before SPDX expressions.
 SPDX = {
+    "3-Clause BSD License": "BSD-3-Clause",
     "Apache 2.0": "Apache-2.0",
     "Apache 2.0 License": "Apache-2.0",
     "Apache Software License": "Apache-2.0",
