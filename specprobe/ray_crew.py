@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections import deque
@@ -33,6 +34,7 @@ LOCAL = "local"
 # Workers that a piece of work, and in a row the same place for a worker, may lose before it is no accident.
 MOST_LOSSES = 3
 SECONDS_UNTIL_SAID = 60.0
+SECONDS_TO_CONNECT = 10.0
 
 
 def with_ray(target: Target, options: AnalyzeOptions, stages: Stages) -> Target:
@@ -186,6 +188,7 @@ class RayCrew:
         own = {"include_dashboard": False} if self._address == LOCAL else {}
         before = signal.getsignal(signal.SIGTERM)
         try:
+            _check_listens(self._address)
             ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR, **own)
         except Exception as error:  # of several kinds, by what is wrong
             raise SpecprobeError(
@@ -279,6 +282,13 @@ class RayCrew:
             raise (cause if isinstance(cause, Exception) else SpecprobeError(f"--ray: {first_line(error)}")) from None
         except self._ray.exceptions.RayError as error:
             raise _LostError(inert(first_line(error), 100)) from None
+
+
+def _check_listens(address: str) -> None:
+    """Raise OSError where nobody listens: Ray would go on trying for a quarter of an hour."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon:
+        socket.create_connection((host.strip("[]"), int(port)), SECONDS_TO_CONNECT).close()
 
 
 class _OwnStream:
