@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import glob
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from specprobe.errors import SpecprobeError
-from specprobe.paths import file_errors, recommendations_folder, remove_files, runs_folder, write_private
+from specprobe.paths import file_errors, private_file, recommendations_folder, remove_files, runs_folder
 
 # In the name of a run that holds prompts and responses, so that `clean` finds it.
 WITH_TEXT = "-with-text"
 
 
-def keep_run(document: str, out: Path | None, *, has_text: bool = False) -> Path:
-    """Write a run to the project's folder, and to `out` where given; the file's name is the time in UTC."""
-    path = _keep(document, runs_folder(), WITH_TEXT if has_text else "")
+def keep_run(text: Iterable[str], out: Path | None, *, has_text: bool = False) -> Path:
+    """Write a run, in pieces, to the project's folder, and to `out` where given; the file's name is the time in UTC."""
+    path = _keep(text, runs_folder(), WITH_TEXT if has_text else "")
     if out is not None:
-        write_private(out.resolve(), document + "\n")
+        with path.open("rb") as kept, private_file(out.resolve()) as file:
+            shutil.copyfileobj(kept, file)
     return path
 
 
@@ -34,7 +36,7 @@ def remove_texts() -> tuple[int, int]:
 
 def keep_recommendation(document: str) -> Path:
     """Write a recommendation to the project's folder, where `report` finds it."""
-    return _keep(document, recommendations_folder())
+    return _keep([document], recommendations_folder())
 
 
 def last_recommendation(run_digest: str) -> Path | None:
@@ -45,12 +47,14 @@ def last_recommendation(run_digest: str) -> Path | None:
     return next((path for path in kept if run_digest.encode("ascii") in path.read_bytes()), None)
 
 
-def _keep(document: str, folder: Path, suffix: str = "") -> Path:
+def _keep(text: Iterable[str], folder: Path, suffix: str = "") -> Path:
     now = time.time_ns()
     # Nanoseconds keep the order of documents that are made in the same second.
     moment = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now // 10**9))}-{now % 10**9:09d}"
     path = folder / f"{moment}{suffix}.json"
-    write_private(path, document + "\n")
+    with private_file(path) as file:
+        file.writelines(piece.encode("ascii") for piece in text)
+        file.write(b"\n")
     return path
 
 
