@@ -1,7 +1,5 @@
 """The command line: parse, call, print. No arithmetic, and nothing heavy is imported before it is needed."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -46,7 +44,6 @@ ONE_LINE: dict[str, Any] = {"separators": (",", ":")}
 
 app = typer.Typer(
     cls=CommandGroup,
-    no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -1134,7 +1131,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     return run(app, arguments)
 
 
-def _print(renderable: RenderableType, *, plain: bool = False) -> None:
+def _print(renderable: "RenderableType", *, plain: bool = False) -> None:
     from specprobe.terminal import ReportConsole
 
     ReportConsole(sys.stdout, is_plain=plain).print(renderable, crop=False)
@@ -1152,7 +1149,7 @@ def _print_pieces(text: Iterable[str]) -> None:
     print()
 
 
-def _print_plan(plan: Plan, *, as_json: bool, plain: bool) -> None:
+def _print_plan(plan: "Plan", *, as_json: bool, plain: bool) -> None:
     if as_json:
         _print_json(plan.to_json())
         return

@@ -9,9 +9,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+import typer
 from typer.core import TyperGroup
 
 from specprobe.errors import SpecprobeError
+from specprobe.exit_status import MUST_CHANGE
 from specprobe.project_defaults import (
     WITHOUT_DEFAULTS,
     Option,
@@ -30,6 +32,22 @@ class CommandGroup(TyperGroup):
     """Commands whose options take their defaults from `specprobe.toml` or `pyproject.toml` of the working directory."""
 
     # Types of click differ between versions of typer, some of which carry their own copy.
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Without any argument, the overview of commands, and the status of a mistake."""
+        if not args and not ctx.resilient_parsing:
+            print(self.get_help(ctx))
+            raise typer.Exit(MUST_CHANGE)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The overview of commands in plain text: to import what draws boxes would take as long as all the rest."""
+        super(TyperGroup, self).format_help(ctx, formatter)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """What each command does, in full."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.commands[name].help or "") for name in self.list_commands(ctx)])
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command to run and its arguments; `ctx.default_map` then holds what the project says about it."""
         name, command, rest = super().resolve_command(ctx, args)

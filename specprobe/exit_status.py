@@ -50,8 +50,7 @@ def run(app: typer.Typer, arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except ClickException as error:
         hint = f"; see {error.ctx.command_path} --help" if isinstance(error, UsageError) and error.ctx else ""
-        # No command at all has no message: typer has shown the help instead.
-        return _fail(error.format_message().rstrip(".") + hint) if error.format_message() else MUST_CHANGE
+        return _fail(error.format_message().rstrip(".") + hint)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted; what was finished is kept, the same command goes on from there")
         return INTERRUPTED
