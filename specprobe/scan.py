@@ -518,10 +518,12 @@ def measures(prompts: RowPrompts) -> Iterator[tuple[int, int]]:
             item, done, chars = use.item, 0, 0
             digest = hashlib.sha1(seed, usedforsecurity=False)
         if type(item) is Conversation:
+            sent = []
             for turn in item.turns[done : use.end]:
                 calls = json.dumps(turn.tool_calls, default=str) if turn.tool_calls else ""
-                digest.update(f"{turn.role}\x1f{turn.text}\x1f{calls}\x1e".encode("utf-8", "surrogatepass"))
+                sent.append(f"{turn.role}\x1f{turn.text}\x1f{calls}\x1e")
                 chars += len(turn.text)
+            digest.update("".join(sent).encode("utf-8", "surrogatepass"))
             done = use.end
         elif type(item) is Completion:
             digest.update(b"completion\x1f" + item.text.encode("utf-8", "surrogatepass"))

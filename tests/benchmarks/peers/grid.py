@@ -31,7 +31,7 @@ TIMED_DEPTH = 4
 
 def compare_grid(settings: Settings) -> Iterator[Row]:
     """Everything that `analyze` does, against the same responses and nothing else; both load the target."""
-    prompts, tokens = settings.size(16, 2), settings.size(64, 8)
+    prompts, tokens = settings.size(8, 2), settings.size(32, 8)
     options = grid_options(settings, prompts, tokens)
     _warm_up(options)
     measured = in_turn(
@@ -57,7 +57,7 @@ def compare_assisted(settings: Settings) -> Iterator[Row]:
     """
     if settings.target is None or settings.draft is None:
         return
-    prompts, tokens = settings.size(8, 1), settings.size(64, 8)
+    prompts, tokens = settings.size(8, 1), settings.size(32, 8)
     options = grid_options(settings, prompts, tokens)
     _warm_up(options)
     peer = _Assisted(settings.target, settings.draft, _prompt_ids(options, prompts), tokens)
