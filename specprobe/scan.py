@@ -529,5 +529,5 @@ def measures(prompts: RowPrompts) -> Iterator[tuple[int, int]]:
             digest.update(b"completion\x1f" + item.text.encode("utf-8", "surrogatepass"))
             chars = len(item.text)
         elif type(item) is TokenRow:
-            digest.update(b"tokens\x1f" + repr(item.prompt).encode("ascii"))
+            digest.update(b"tokens\x1f" + item.prompt.tobytes())
         yield int.from_bytes(digest.digest()[:8], "little"), chars

@@ -282,7 +282,8 @@ def score_rounds(
         here = (columns >= first) & (columns < first + at_once)
         stretches = None
         if filled.overlap is not None:
-            stretches = [p and _Stretch.of(p, first, first + at_once + depth - 1) for p in known]
+            end = first + at_once + depth - 1
+            stretches = [None if p is None else _Stretch.of(p, first, end) for p in known]
         _score_some(head, batch, state, alive & here, rules, vocabulary, stretches, filled)
         head.rewind(state)
     return RoundScores(
