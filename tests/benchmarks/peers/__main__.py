@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tests.benchmarks.peers.side_by_side import HEADER, ONE_THREAD, Row, Settings
-
-# Before anything imports torch or numba.
-os.environ.update(ONE_THREAD)
+import torch
 
 from tests.benchmarks.peers.commands import compare_inspect, compare_memory, compare_start
 from tests.benchmarks.peers.grid import compare_assisted, compare_grid
 from tests.benchmarks.peers.logged import compare_ngram, compare_scoring, compare_suffix
+from tests.benchmarks.peers.side_by_side import HEADER, Row, Settings
 
 Comparison = Callable[[Settings], Iterator[Row]]
 COMPARISONS: dict[str, Comparison] = {
@@ -62,6 +59,7 @@ def main() -> None:
     asked = parser.parse_args()
     if unknown := set(asked.names) - set(COMPARISONS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    torch.set_num_threads(1)
     settings = Settings(asked.target, asked.draft, asked.pard, asked.arctic, asked.vllm, asked.small)
     found = run(asked.names or list(COMPARISONS), settings)
     print(json.dumps({name: [{"what": r.what, "values": r.values} for r in rows] for name, rows in found.items()}))

@@ -50,7 +50,7 @@ def compare_inspect(settings: Settings) -> Iterator[Row]:
 
 def compare_memory(settings: Settings) -> Iterator[Row]:
     """The most memory of `analyze` over logs of different length, answered in text and in token ids."""
-    small, large = settings.size(1000, 20), settings.size(100_000, 200)
+    small, large = settings.size(1000, 20), settings.size(20_000, 200)
     for kind in ("text", "token ids"):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)

@@ -148,7 +148,6 @@ def _in_own_folder(task: Any) -> float:
 
 def _warm_up(options: AnalyzeOptions) -> None:
     """Imports and compiled code are loaded once, by whichever side runs first."""
-    torch.set_num_threads(1)
     little = replace(options, max_new_tokens=4, read=ReadOptions(max_prompts=1))
     _in_own_folder(lambda store: analyze(little, SILENT, store))
 

@@ -28,6 +28,11 @@ from tests.benchmarks.replay_rate import GOLDEN, OUTPUT_TOKENS, PROMPT_TOKENS, g
 DEPTH = 8
 MIN_N, MAX_N = 2, 4
 BATCH = 16
+WORDS = {
+    "answers": "real answers, each once",
+    "repeating": "pieces of real answers, in which nearly all repeats",
+    "random": "random tokens",
+}
 
 
 def compare_suffix(settings: Settings) -> Iterator[Row]:
@@ -36,7 +41,7 @@ def compare_suffix(settings: Settings) -> Iterator[Row]:
         return
     sys.path.insert(0, str(settings.arctic))
     drafter = _drafter("suffix")
-    for kind in ("repeating", "random"):
+    for kind in WORDS:
         works = logged_works(kind, settings.size(200, 4))
         counted: dict[str, int] = {}
         replay(drafter, works[:1], DEPTH)
@@ -68,7 +73,6 @@ def compare_ngram(settings: Settings) -> Iterator[Row]:
 
 def compare_scoring(settings: Settings) -> Iterator[Row]:
     """The target's probabilities of logged answers, against its forward pass over the same tokens and nothing else."""
-    torch.set_num_threads(1)
     target = load_target(device="cpu")
     works = _golden_works()[: settings.size(32, 4)]
     target.score(works[:2])
@@ -89,7 +93,9 @@ def compare_scoring(settings: Settings) -> Iterator[Row]:
 
 
 def logged_works(kind: str, count: int) -> list[Trajectory]:
-    """Answers of 800 tokens: at random, or pieces of real ones, in which nearly everything repeats."""
+    """See `WORDS`; what is made up has answers of 800 tokens."""
+    if kind == "answers":
+        return _golden_works()[:count]
     rng = np.random.default_rng(0)
     text, size = np.array(golden_text()), PROMPT_TOKENS + OUTPUT_TOKENS
     works = []
@@ -119,9 +125,9 @@ def _replayed(
     assert len(set(counted.values())) == 1, f"{what}: rounds differ: {counted}"
     tokens = sum(work.output_ids.size for work in works)
     ours, theirs = medians(measured)
-    words = "pieces of real answers" if kind == "repeating" else "random tokens"
     return at_least(
-        f"replay of {what}, all depths 1 to {DEPTH}, against {peer} at depth {DEPTH} ({words}, {tokens:,} tokens)",
+        f"replay of {what}, all depths 1 to {DEPTH}, against {peer} at depth {DEPTH} "
+        f"({WORDS[kind]}; {tokens:,} tokens)",
         goal,
         [their / own for own, their in measured],
         f"{tokens / ours:,.0f} tokens/s against {tokens / theirs:,.0f}; both count {counted['specprobe']:,} rounds",
