@@ -1,10 +1,8 @@
 """The command line: parse, call, print. No arithmetic, and nothing heavy is imported before it is needed."""
 
-from __future__ import annotations
-
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -257,11 +255,10 @@ def analyze(
     """Replay drafters over a prompt log: what would be accepted. By position and depth, with curves."""
     from specprobe.analyze import analyze as run_analyze
     from specprobe.causal_lm import LoadOptions
-    from specprobe.documents import dump_document
     from specprobe.options import AnalyzeOptions, read_ladder
     from specprobe.processors import Processors
     from specprobe.progress import OnStderr
-    from specprobe.run_document import run_document
+    from specprobe.run_document import run_text
     from specprobe.run_files import check_out, keep_run
     from specprobe.scan import ReadOptions
     from specprobe.store import TrajectoryStore
@@ -320,13 +317,12 @@ def analyze(
     stages = OnStderr(is_plain=plain)
     run = run_analyze(options, stages, TrajectoryStore())
     summary = summarize_run(run, stages)
-    document = dump_document(run_document(run, summary))
     try:
-        keep_run(document, out, has_text=run.has_text)
+        keep_run(lambda: run_text(run, summary), out, has_text=run.has_text)
     finally:
         # The answer is shown even where it cannot be kept, and kept even where nobody reads it to the end.
         if as_json:
-            print(document)
+            _print_pieces(run_text(run, summary))
             _warn_on_stderr(run.notices)
         else:
             from specprobe.report import render_run
@@ -507,13 +503,13 @@ def report(
         return
     if len(paths) > 1 or recommendations or labels:
         raise SpecprobeError("report: several runs, --recommendation and --label are for a page; add --html FILE")
-    from specprobe.run_document import load_run, run_document
+    from specprobe.run_document import load_run, run_text
     from specprobe.summary import summarize_run
 
     run = load_run(paths[0], stages)
     summary = summarize_run(run, stages)
     if as_json:
-        _print_json(run_document(run, summary))
+        _print_pieces(run_text(run, summary))
     else:
         from specprobe.report import render_run
 
@@ -743,9 +739,8 @@ def import_numbers(
     as_json: JsonOption = False,
 ) -> None:
     """Make a run of what an engine counted itself. For recommend, compare and gate."""
-    from specprobe.documents import dump_document
     from specprobe.engine_numbers.imports import ImportOptions, import_run
-    from specprobe.run_document import run_document
+    from specprobe.run_document import run_text
     from specprobe.run_files import check_out, keep_run
     from specprobe.summary import summarize_run
 
@@ -755,10 +750,9 @@ def import_numbers(
         ImportOptions(tuple(files), drafter, temperature, draft_sampling.value, depth=depth, engine=engine)
     )
     summary = summarize_run(run)
-    document = dump_document(run_document(run, summary))
-    keep_run(document, out)
+    keep_run(lambda: run_text(run, summary), out)
     if as_json:
-        print(document)
+        _print_pieces(run_text(run, summary))
         _warn_on_stderr(run.notices)
     else:
         from specprobe.report import render_run
@@ -1182,7 +1176,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     return run(app, arguments)
 
 
-def _print(renderable: RenderableType, *, plain: bool = False) -> None:
+def _print(renderable: "RenderableType", *, plain: bool = False) -> None:
     from specprobe.terminal import ReportConsole
 
     ReportConsole(sys.stdout, is_plain=plain).print(renderable, crop=False)
@@ -1194,7 +1188,13 @@ def _print_json(document: dict[str, Any]) -> None:
     print(dump_document(document))
 
 
-def _print_plan(plan: Plan, *, as_json: bool, plain: bool) -> None:
+def _print_pieces(text: Iterable[str]) -> None:
+    """A document that is written in pieces."""
+    sys.stdout.writelines(text)
+    print()
+
+
+def _print_plan(plan: "Plan", *, as_json: bool, plain: bool) -> None:
     if as_json:
         _print_json(plan.to_json())
         return

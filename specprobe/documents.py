@@ -65,4 +65,9 @@ def _finite(text: str) -> float:
 
 def dump_document(document: Mapping[str, Any]) -> str:
     """One line of JSON in ASCII, so that no terminal, encoding or control character can spoil it; NaN never gets in."""
-    return json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return dump_value(document)
+
+
+def dump_value(value: Any) -> str:
+    """A part of a document, as `dump_document` writes it."""
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))

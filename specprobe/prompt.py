@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -45,10 +45,10 @@ class Prompt:
     column: str
     messages: tuple[Message, ...] = ()
     text: str | None = None
-    token_ids: tuple[int, ...] | None = None
+    token_ids: Sequence[int] | None = None
     answer: Message | None = None
-    answer_token_ids: tuple[int, ...] | None = None
-    tail_token_ids: tuple[int, ...] = ()
+    answer_token_ids: Sequence[int] | None = None
+    tail_token_ids: Sequence[int] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     structured_output: bool = False
     settings: Mapping[str, float | int] = field(default_factory=lambda: MappingProxyType({}))

@@ -7,14 +7,14 @@ again when it is loaded.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from specprobe.acceptance import Acceptance, Counts, DepthTotals, Expectation
-from specprobe.documents import read_own_document
+from specprobe.documents import dump_value, read_own_document
 from specprobe.drafters.base import ADOPTION_WORDS, Adoption
 from specprobe.entropy import EntropyQuartile, EntropySummary
 from specprobe.errors import SpecprobeError
@@ -30,10 +30,33 @@ from specprobe.units import format_bytes
 SCHEMA = "specprobe.run/1"
 # Reading so many takes a second or two.
 LARGE_RUN_BYTES = 10_000_000
+# Responses whose rows are in memory at once while a run is written.
+BLOCK_RESPONSES = 256
 
 
-def run_document(run: Run, summary: RunSummary) -> dict[str, Any]:
-    """The `specprobe.run/1` document. Same run, same bytes: it holds no time and no path of its own."""
+def run_text(run: Run, summary: RunSummary) -> Iterator[str]:
+    """`run_document` as `dump_document` writes it, in pieces: the rows of all responses at once would take many times
+    the memory of the counts themselves.
+    """
+    document = run_document(run, summary, with_rows=False)
+    keys = list(document)
+    place = keys.index("results")
+    yield dump_value({key: document[key] for key in keys[:place]})[:-1] + ',"results":['
+    for number, (shown, result) in enumerate(zip(document["results"], summary.results, strict=True)):
+        # Its rows are the last of a result.
+        yield ("," if number else "") + dump_value(shown)[: -len("]}")]
+        acceptance = result.acceptance
+        for block, rows in enumerate(_row_blocks(acceptance, run.responses_at(acceptance.temperature))):
+            yield ("," if block else "") + dump_value(rows)[1:-1]
+        yield "]}"
+    yield "]," + dump_value({key: document[key] for key in keys[place + 1 :]})[1:]
+
+
+def run_document(run: Run, summary: RunSummary, *, with_rows: bool = True) -> dict[str, Any]:
+    """The `specprobe.run/1` document. Same run, same bytes: it holds no time and no path of its own.
+
+    `with_rows`: False for one whose `per_prompt` is empty.
+    """
     return {
         "schema": SCHEMA,
         "specprobe_version": run.version,
@@ -58,7 +81,7 @@ def run_document(run: Run, summary: RunSummary) -> dict[str, Any]:
             }
             for lengths in run.responses
         ],
-        "results": [_result_json(run, result) for result in summary.results],
+        "results": [_result_json(run, result, with_rows) for result in summary.results],
         "temperature_curves": [curve.to_json() for curve in summary.temperature_curves],
         "ladder": [
             {"temperature": temperature, "rungs": [rung.to_json() for rung in rungs]}
@@ -85,8 +108,9 @@ def _texts_json(responses: ResponseRecord) -> dict[str, Any]:
     return {"texts": [{"prompt": prompt, "response": response} for prompt, response in responses.texts]}
 
 
-def _result_json(run: Run, summary: ResultSummary) -> dict[str, Any]:
+def _result_json(run: Run, summary: ResultSummary, with_rows: bool) -> dict[str, Any]:
     acceptance = summary.acceptance
+    blocks = _row_blocks(acceptance, run.responses_at(acceptance.temperature)) if with_rows else ()
     return {
         "drafter": acceptance.drafter,
         "config": dict(acceptance.config),
@@ -107,7 +131,7 @@ def _result_json(run: Run, summary: ResultSummary) -> dict[str, Any]:
         "by_entropy": [quartile.to_json() for quartile in acceptance.by_entropy] if acceptance.by_entropy else None,
         "concentration": summary.concentration.to_json() if summary.concentration else None,
         "groups": [group.to_json() for group in summary.groups],
-        "per_prompt": _per_prompt_json(acceptance, run.responses_at(acceptance.temperature)),
+        "per_prompt": [row for block in blocks for row in block],
     }
 
 
@@ -169,16 +193,22 @@ def _curve_json(summary: ResultSummary) -> dict[str, Any]:
     }
 
 
-def _per_prompt_json(acceptance: Acceptance, responses: ResponseRecord) -> list[dict[str, Any]]:
+def _row_blocks(acceptance: Acceptance, responses: ResponseRecord) -> Iterator[list[dict[str, Any]]]:
     """One row for each response and depth: one for each prompt, where each has one response."""
-    rounds = acceptance.rounds.tolist()
-    drafted_tokens = acceptance.drafted_tokens.tolist()
-    drafted_at = acceptance.drafted_at.tolist()
-    at_risk_at = acceptance.at_risk_at.tolist()
-    accepted_at = acceptance.accepted_at.tolist()
-    samples = responses.samples.tolist()
+    for start in range(0, len(acceptance.ids), BLOCK_RESPONSES):
+        yield _rows(acceptance, responses, slice(start, start + BLOCK_RESPONSES))
+
+
+def _rows(acceptance: Acceptance, responses: ResponseRecord, some: slice) -> list[dict[str, Any]]:
+    rounds = acceptance.rounds[some].tolist()
+    drafted = acceptance.drafted_at[some]
+    drafted_tokens = drafted.sum(axis=2, dtype=drafted.dtype).tolist()
+    drafted_at = drafted.tolist()
+    at_risk_at = acceptance.at_risk_at[some].tolist()
+    accepted_at = acceptance.accepted_at[some].tolist()
+    samples = responses.samples[some].tolist()
     expected = acceptance.expectation
-    tables = (expected.at_risk_at.tolist(), expected.accepted_at.tolist()) if expected else None
+    tables = (expected.at_risk_at[some].tolist(), expected.accepted_at[some].tolist()) if expected else None
     return [
         {
             "id": prompt_id,
@@ -199,7 +229,7 @@ def _per_prompt_json(acceptance: Acceptance, responses: ResponseRecord) -> list[
                 else {}
             ),
         }
-        for p, prompt_id in enumerate(acceptance.ids)
+        for p, prompt_id in enumerate(acceptance.ids[some])
         for k in range(acceptance.depth)
     ]
 

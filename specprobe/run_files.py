@@ -6,26 +6,29 @@ import glob
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
-from specprobe.paths import file_errors, recommendations_folder, remove_files, runs_folder, write_private
+from specprobe.paths import file_errors, private_file, recommendations_folder, remove_files, runs_folder
 from specprobe.sources import is_data_file, is_folder
 
 # In the name of a run that holds prompts and responses, so that `clean` finds it.
 WITH_TEXT = "-with-text"
 
 
-def keep_run(document: str, out: Path | None, *, has_text: bool = False) -> Path:
-    """Write a run to the project's folder, and to `out` where given; the file's name is the time in UTC."""
+def keep_run(text: Callable[[], Iterable[str]], out: Path | None, *, has_text: bool = False) -> Path:
+    """Write a run to the project's folder, and to `out` where given; the file's name is the time in UTC.
+
+    `text`: gives the pieces of the document, each time from its beginning.
+    """
     try:
-        return _keep(document, runs_folder(), WITH_TEXT if has_text else "")
+        return _keep(text(), runs_folder(), WITH_TEXT if has_text else "")
     finally:
         # It may lie on another disk, which is not full.
         if out is not None:
-            write_private(out.resolve(), document + "\n")
+            _write(text(), out.resolve())
 
 
 def remove_texts() -> tuple[int, int]:
@@ -39,7 +42,7 @@ def remove_texts() -> tuple[int, int]:
 
 def keep_recommendation(document: str) -> Path:
     """Write a recommendation to the project's folder, where `report` finds it."""
-    return _keep(document, recommendations_folder())
+    return _keep([document], recommendations_folder())
 
 
 def last_recommendation(run_digest: str) -> Path | None:
@@ -60,13 +63,19 @@ def kept_at(path: Path) -> str | None:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", moment)
 
 
-def _keep(document: str, folder: Path, suffix: str = "") -> Path:
+def _keep(text: Iterable[str], folder: Path, suffix: str = "") -> Path:
     now = time.time_ns()
     # Nanoseconds keep the order of documents that are made in the same second.
     moment = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now // 10**9))}-{now % 10**9:09d}"
     path = folder / f"{moment}{suffix}.json"
-    write_private(path, document + "\n")
+    _write(text, path)
     return path
+
+
+def _write(text: Iterable[str], path: Path) -> None:
+    with private_file(path) as file:
+        file.writelines(piece.encode("ascii") for piece in text)
+        file.write(b"\n")
 
 
 def check_out(out: Path, option: str = "--out", inputs: Iterable[str | Path | None] = ()) -> None:

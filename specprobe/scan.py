@@ -518,14 +518,16 @@ def measures(prompts: RowPrompts) -> Iterator[tuple[int, int]]:
             item, done, chars = use.item, 0, 0
             digest = hashlib.sha1(seed, usedforsecurity=False)
         if type(item) is Conversation:
+            sent = []
             for turn in item.turns[done : use.end]:
                 calls = json.dumps(turn.tool_calls, default=str) if turn.tool_calls else ""
-                digest.update(f"{turn.role}\x1f{turn.text}\x1f{calls}\x1e".encode("utf-8", "surrogatepass"))
+                sent.append(f"{turn.role}\x1f{turn.text}\x1f{calls}\x1e")
                 chars += len(turn.text)
+            digest.update("".join(sent).encode("utf-8", "surrogatepass"))
             done = use.end
         elif type(item) is Completion:
             digest.update(b"completion\x1f" + item.text.encode("utf-8", "surrogatepass"))
             chars = len(item.text)
         elif type(item) is TokenRow:
-            digest.update(b"tokens\x1f" + repr(item.prompt).encode("ascii"))
+            digest.update(b"tokens\x1f" + item.prompt.tobytes())
         yield int.from_bytes(digest.digest()[:8], "little"), chars

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+MOST_WAITING = 1 << 14
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -17,23 +19,34 @@ class Spread:
 
 @dataclass(slots=True)
 class Lengths:
-    """Collects lengths. Only the 12 leading bits of a length are kept for the median, so bins are few."""
+    """Collects lengths. Only the 12 leading bits of a length are kept for the median, so bins are few.
+
+    `waiting`: lengths that are still to be put into bins, which many at a time takes a fraction of the time.
+    """
 
     bins: Counter[int] = field(default_factory=Counter)
     smallest: int | None = None
     largest: int = 0
+    waiting: list[int] = field(default_factory=list)
 
     def add(self, length: int) -> None:
         """Count one length."""
-        shift = max(0, length.bit_length() - 12)
-        self.bins[length >> shift << shift] += 1
-        if self.smallest is None or length < self.smallest:
-            self.smallest = length
-        if length > self.largest:
-            self.largest = length
+        self.waiting.append(length)
+        if len(self.waiting) == MOST_WAITING:
+            self._sort_in()
+
+    def _sort_in(self) -> None:
+        for length, count in Counter(self.waiting).items():
+            shift = max(0, length.bit_length() - 12)
+            self.bins[length >> shift << shift] += count
+            if self.smallest is None or length < self.smallest:
+                self.smallest = length
+            self.largest = max(self.largest, length)
+        self.waiting.clear()
 
     def spread(self) -> Spread | None:
         """None where nothing was counted. The median is the lower of the two middle ones."""
+        self._sort_in()
         if self.smallest is None:
             return None
         rank = (self.bins.total() + 1) // 2
@@ -60,11 +73,12 @@ class Distinct:
         """Count a key, which must be spread evenly (a digest)."""
         if key & ((1 << self.depth) - 1):
             return
-        self.keys.add(key)
-        while len(self.keys) > self.limit:
+        keys = self.keys
+        keys.add(key)
+        while len(keys) > self.limit:
             self.depth += 1
             mask = (1 << self.depth) - 1
-            self.keys = {kept for kept in self.keys if not kept & mask}
+            self.keys = keys = {kept for kept in keys if not kept & mask}
 
     @property
     def count(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 from jsonschema_rs import Draft202012Validator, ValidationError
 
-from specprobe import documents, schemas
+from specprobe import documents, run_document, schemas
+from specprobe.run import Run
+from specprobe.summary import RunSummary
 
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -53,6 +55,14 @@ def _documents_are_as_published():
     assert not violations, violations
 
 
-# Before anything imports the function by its name: all documents pass through it.
+def checked_pieces(run: Run, summary: RunSummary) -> Iterator[str]:
+    pieces = list(run_text(run, summary))
+    checked_dump(json.loads("".join(pieces)))
+    return iter(pieces)
+
+
+# Before anything imports the functions by their names: all documents pass through them.
 dump_document = documents.dump_document
 documents.dump_document = checked_dump
+run_text = run_document.run_text
+run_document.run_text = checked_pieces

@@ -214,6 +214,20 @@ def test_same_input_same_bytes_and_nothing_is_left(capsys, models):
     assert Path(".specprobe/states").stat().st_mode & 0o077 == 0
 
 
+def test_what_p_says_does_not_depend_on_how_many_rounds_it_is_held_for(capsys, models, monkeypatch):
+    arguments = [*drafters(f"eagle3:{models.eagle3}", f"pard:{models.pard}"), "--temperature", "0.8"]
+    whole = json.loads(analyze(capsys, models, *arguments)[1])
+    monkeypatch.setattr("specprobe.drafters.heads._P_VALUES", 1)
+    monkeypatch.setattr("specprobe.drafters.heads._FEWEST_ROUNDS", 3)
+    parts = json.loads(analyze(capsys, models, *arguments)[1])
+    sampled = 0
+    for one, other in zip(whole["results"], parts["results"], strict=True):
+        sampled += one["draft_sampling"] == "sampled"
+        for row, same in zip(one["per_prompt"], other["per_prompt"], strict=True):
+            assert row["expected_accepted_at"] == pytest.approx(same["expected_accepted_at"], rel=1e-4, abs=1e-6)
+    assert sampled == 2
+
+
 @pytest.mark.parametrize("when", ["replays", "_capture"])
 def test_an_interrupted_replay_keeps_the_responses(capsys, models, monkeypatch, when):
     def interrupt(*_arguments, **_options):

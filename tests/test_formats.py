@@ -218,7 +218,7 @@ def test_raw_completions_get_no_chat_template() -> None:
 def test_token_rows() -> None:
     row = {"id": 1, "prompt_token_ids": [1, 2], "output_token_ids": [3], "tail_token_ids": [4]}
     prompt = only(row)
-    assert (prompt.token_ids, prompt.answer_token_ids, prompt.tail_token_ids) == ((1, 2), (3,), (4,))
+    assert list(map(list, (prompt.token_ids, prompt.answer_token_ids, prompt.tail_token_ids))) == [[1, 2], [3], [4]]
     assert prompt.has_answer
     assert parse({"prompt_token_ids": [1, "x"]})[1] == Skip("no_prompt")
     assert not only({"prompt_token_ids": [1]}).has_answer

@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -120,15 +120,13 @@ def test_a_full_disk_is_one_line_and_destroys_nothing(project, name):
 def test_one_full_disk_of_two_does_not_keep_the_run_from_the_other(project, monkeypatch, capfd):
     from specprobe import run_files
 
-    write = run_files.write_private
+    write = run_files._write
 
-    def full_at_home(path, content):
-        if ".specprobe" in path.parts:
-            with full_disk(10):
-                write(path, content)
-        write(path, content)
+    def full_at_home(text, path):
+        with full_disk(10) if ".specprobe" in path.parts else nullcontext():
+            write(text, path)
 
-    monkeypatch.setattr(run_files, "write_private", full_at_home)
+    monkeypatch.setattr(run_files, "_write", full_at_home)
     assert run_command(["analyze", "log.jsonl", "--depth", "3", "--out", "elsewhere.json"]) == 2
     assert "the disk is full" in capfd.readouterr().err
     assert Path("elsewhere.json").read_bytes() == Path("run.json").read_bytes()

@@ -21,7 +21,7 @@ from specprobe.profiles import resolve_profile
 from specprobe.progress import Silent
 from specprobe.replay import replay
 from specprobe.run import ResponseRecord, Run
-from specprobe.run_document import load_run, run_document
+from specprobe.run_document import load_run, run_document, run_text
 from specprobe.summary import summarize_run
 from specprobe.trajectory import prompt_numbers
 
@@ -54,6 +54,18 @@ def document_of(run: Run) -> dict:
 
 WORKS = [make_trajectory([10 + i, 1, 2, 3, 1, 2], [3, 1, 2, 3, 9, 1, 2, 3], name=i) for i in range(20)]
 WORKS += [make_trajectory([4], [5], name="short"), make_trajectory([4], [], name="empty")]
+
+
+@pytest.mark.parametrize("block", [1, 3, 256])
+@pytest.mark.parametrize("works", [WORKS, WORKS[:1], []], ids=len)
+def test_the_text_in_pieces_is_that_of_the_document(monkeypatch, works, block):
+    monkeypatch.setattr(run_document_module, "BLOCK_RESPONSES", block)
+    run = make_run(works)
+    summary = summarize_run(run)
+    pieces = list(run_text(run, summary))
+    assert "".join(pieces) == dump_document(run_document(run, summary))
+    # None of them holds more rows than a block has.
+    assert max(piece.count('"drafted_at"') for piece in pieces) <= max(block * 4, 4)
 
 
 def test_the_document_has_what_scripts_rely_on():

@@ -44,6 +44,9 @@ from specprobe.trajectory import Trajectory
 # Rounds of a response that are drafted together: the mask of a pass is rounds x (tokens + rounds x depth) for each
 # response.
 ROUNDS_AT_ONCE = 512
+# Of rounds that are held against p, which all of their positions share: fewer where p of a batch would not fit.
+_FEWEST_ROUNDS = 32
+_P_VALUES = 2**26
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -272,9 +275,14 @@ def score_rounds(
     columns = torch.arange(width, device=batch.device)[None]
     alive = (columns >= 1) & (columns < batch.num_output[:, None])
     state = head.begin(batch, depth)
-    for first in range(1, width, ROUNDS_AT_ONCE):
-        here = (columns >= first) & (columns < first + ROUNDS_AT_ONCE)
-        _score_some(head, batch, state, alive & here, rules, vocabulary, known, filled)
+    at_once = ROUNDS_AT_ONCE if filled.overlap is None else _rounds_at_once(depth, known)
+    for first in range(1, width, at_once):
+        here = (columns >= first) & (columns < first + at_once)
+        stretches = None
+        if filled.overlap is not None:
+            end = first + at_once + depth - 1
+            stretches = [None if p is None else _Stretch.of(p, first, end) for p in known]
+        _score_some(head, batch, state, alive & here, rules, vocabulary, stretches, filled)
         head.rewind(state)
     return RoundScores(
         filled.hits.cpu().numpy(),
@@ -294,6 +302,26 @@ class _Filled:
     overlap: torch.Tensor | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stretch:
+    """log p [R, V] at output tokens from `first` on: the head runs once for all positions of the rounds there."""
+
+    first: int
+    log_p: torch.Tensor
+
+    @classmethod
+    def of(cls, p: ResponseDistribution, first: int, end: int) -> _Stretch:
+        """Up to `end`, or the end of the response."""
+        positions = torch.arange(first, min(end, len(p.states)), device=p.states.device)
+        return cls(first, p.log_p(positions))
+
+
+def _rounds_at_once(depth: int, known: Sequence[ResponseDistribution | None]) -> int:
+    """So many that p at all of their positions fits for all responses of a batch."""
+    vocab_sizes = [p.head.weight.shape[0] for p in known if p is not None]
+    return min(ROUNDS_AT_ONCE, max(_FEWEST_ROUNDS, _P_VALUES // sum(vocab_sizes) - depth))
+
+
 def _score_some(
     head: Head,
     batch: Batch,
@@ -301,10 +329,10 @@ def _score_some(
     alive: torch.Tensor,
     rules: Sequence[DraftRule],
     vocabulary: DraftVocabulary | None,
-    known: Sequence[ResponseDistribution | None],
+    stretches: Sequence[_Stretch | None] | None,
     filled: _Filled,
 ) -> None:
-    """Fill in the rounds that are alive, [B, N]."""
+    """Fill in the rounds that are alive, [B, N]; `stretches`: p there, by response."""
     columns = torch.arange(alive.shape[1], device=batch.device)[None]
     # Responses mostly ask for the same; then their rows are scored together.
     rule_of = torch.tensor([rules.index(rule) for rule in rules], device=batch.device)
@@ -330,8 +358,8 @@ def _score_some(
                 filled.hits[where] = scores.hits
                 filled.choices[where] = scores.choice.to(torch.int32)
                 filled.log_q[where] = scores.log_q
-                if filled.overlap is not None:
-                    _fill_overlap(filled.overlap, logits, where, known, rule, vocabulary, batch)
+                if filled.overlap is not None and stretches is not None:
+                    _fill_overlap(filled.overlap, logits, where, stretches, rule, vocabulary, batch)
         hits = filled.hits[:, position - 1]
         reached = filled.log_q[:, position - 1] > -torch.inf if rules[0].sampled else hits
         alive = alive & (reached | hits)
@@ -341,7 +369,7 @@ def _fill_overlap(
     overlap: torch.Tensor,
     logits: torch.Tensor,
     where: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    known: Sequence[ResponseDistribution | None],
+    stretches: Sequence[_Stretch | None],
     rule: DraftRule,
     vocabulary: DraftVocabulary | None,
     batch: Batch,
@@ -351,10 +379,10 @@ def _fill_overlap(
     output = start + position
     inside = output < batch.num_output[row]
     for number in torch.unique(row).tolist():
-        p = known[number]
+        stretch = stretches[number]
         at = ((row == number) & inside).nonzero()[:, 0]
-        if p is not None and len(at):
-            found = overlaps(logits[at], p.log_p(output[at]), rule, vocabulary)
+        if stretch is not None and len(at):
+            found = overlaps(logits[at], stretch.log_p[output[at] - stretch.first], rule, vocabulary)
             overlap[row[at], position[at], start[at]] = found
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -42,9 +43,9 @@ class TokenRow:
     """A row that is already tokenized."""
 
     column: str
-    prompt: tuple[int, ...]
-    output: tuple[int, ...] | None
-    tail: tuple[int, ...] = ()
+    prompt: array[int]
+    output: array[int] | None
+    tail: Sequence[int] = ()
 
 
 @dataclass(slots=True)
