@@ -227,7 +227,7 @@ class _ZstdReader:
         self._error = zstandard.ZstdError
         self._frame = self._new().decompressobj()
         self._inside = False
-        self._ready = b""
+        self._ready = memoryview(b"")
 
     def read(self, size: int) -> bytes:
         """At most `size` decompressed bytes; b"" at the end."""
@@ -243,10 +243,11 @@ class _ZstdReader:
                 return b""
             self._inside = True
             try:
-                self._ready = self._frame.decompress(block)
+                self._ready = memoryview(self._frame.decompress(block))
             except self._error as error:
                 raise SpecprobeError(f"{self._name}: damaged zstd data; copy the file again") from error
-        block, self._ready = self._ready[:size], self._ready[size:]
+        # A view, since what is left of a piece may be large and would else be copied each time.
+        block, self._ready = bytes(self._ready[:size]), self._ready[size:]
         return block
 
 

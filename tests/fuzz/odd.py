@@ -73,23 +73,29 @@ def deep(levels: int) -> Any:
     return value
 
 
+# Copies, since what is drawn may be changed.
+_ODD = st.sampled_from(ODD).map(copy.deepcopy)
 ODD_VALUES = st.one_of(
-    st.sampled_from(ODD),
+    _ODD,
     st.integers(),
     st.floats(),
     st.text(max_size=8),
-    st.integers(1, 900).map(deep),
-    st.lists(st.sampled_from(ODD), max_size=4),
-    st.dictionaries(st.text(max_size=4), st.sampled_from(ODD), max_size=3),
+    # Both sides of the depth that is read.
+    st.integers(1, 240).map(deep),
+    st.lists(_ODD, max_size=4),
+    st.dictionaries(st.text(max_size=4), _ODD, max_size=3),
 )
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of everything inside of a JSON value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield (*path, key)
-        yield from places(item, (*path, key))
+def places(value: Any) -> Iterator[tuple[Any, ...]]:
+    """The path of everything inside of a JSON value, from the outside in."""
+    left: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    while left:
+        path, inside = left.pop(0)
+        items = inside.items() if isinstance(inside, dict) else enumerate(inside) if isinstance(inside, list) else ()
+        for key, item in items:
+            yield (*path, key)
+            left.append(((*path, key), item))
 
 
 @st.composite
