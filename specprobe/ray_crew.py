@@ -206,7 +206,8 @@ class RayCrew:
         threads = self._replica.threads
         kind = "a GPU each" if "num_gpus" in self._resources else f"{threads} thread{'s' * (threads > 1)} each"
         where = "of this machine" if self._address == LOCAL else f"of the cluster at {inert(self._address, 80)}"
-        self._stages.say(f"sharing the work out over up to {self._most} workers {where} ({kind})")
+        workers = f"up to {self._most} worker{'s' * (self._most > 1)}"
+        self._stages.say(f"sharing the work out over {workers} {where} ({kind})")
 
     def _room(self, nodes: list[dict[str, float]]) -> tuple[int, dict[str, int]]:
         """How many workers there is room for, and what each takes: a GPU, or as many processors as threads."""
