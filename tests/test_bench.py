@@ -15,15 +15,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import toy_target as toy
 from fake_engine import Engine, engine
 
-from specprobe.bench.client import Served
+from specprobe.bench.client import Served, Written
 from specprobe.bench.counters import ServerCounters, SpecCounters, counters_of_request, parse_metrics
 from specprobe.bench.figures import busy_window, measured, pass_figures, round_gaps
 from specprobe.bench.plan import BenchPlan
+from specprobe.bench.replay import ReplayOptions, replay_answers
 from specprobe.bench.texts import NEAR_TIE_NATS, Score, compare_sampled
 from specprobe.cli import run_command
 from specprobe.errors import SpecprobeError
+from specprobe.progress import Silent
 
 TOY = Path(__file__).parent / "fake_engine.py"
 TWO = ("--server", "http://localhost:1/v1", "--speculative", "http://localhost:2/v1")
@@ -407,6 +410,23 @@ def test_a_server_without_ids_or_counters_is_measured_all_the_same(capsys, promp
     assert level["greedy"]["diverging"] == 0
     assert {"caching_not_known"} <= codes(document)
     assert level["plain"]["output_tokens"] == 2 * 16 * 24
+
+
+def test_answers_whose_text_is_other_tokens_than_were_written_are_left_out(tmp_path):
+    """A model may write tokens that no tokenizer would cut its text into."""
+    rules = ReplayOptions("ngram:min=2,max=2", 3, "vllm-v1@0.32", tokenizer=str(toy.write_checkpoint(tmp_path / "toy")))
+    prompts = [toy.raw("abcabc")] * 4
+    written = {n: Written("abcabc", None, None, "stop", count) for n, count in enumerate((7, 6, 5, 0))}
+    found = replay_answers(
+        rules, prompts, written, {}, temperature=0.0, max_new_tokens=24, max_model_len=None, stages=Silent()
+    )
+    # By the server's count: with its end token, without, of other tokens, and not told.
+    assert [found.counters(n) is None for n in range(4)] == [False, False, True, False]
+    assert found.left_out == 1
+    with pytest.raises(SpecprobeError, match="as many tokens as the server counted"):
+        replay_answers(
+            rules, prompts, {2: written[2]}, {}, temperature=0.0, max_new_tokens=24, max_model_len=None, stages=Silent()
+        )
 
 
 def test_an_answer_of_nothing_but_its_end_is_measured(capsys, prompts):
