@@ -125,6 +125,18 @@ def test_the_page_of_engines_names_every_profile_and_what_each_refuses():
         assert setting in page
 
 
+def test_the_benchmarks_that_a_page_names_can_be_run():
+    from tests.benchmarks.peers.__main__ import COMPARISONS, parser
+
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    shown = re.findall(r"^python -m tests\.benchmarks\.peers(.*)$", page, re.M)
+    assert shown
+    for line in shown:
+        asked = parser().parse_args(shlex.split(line))
+        assert set(asked.names) <= set(COMPARISONS)
+    assert all(f"`{name}`" in page for name in COMPARISONS)
+
+
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):

@@ -50,15 +50,20 @@ def run(names: Sequence[str], settings: Settings) -> dict[str, list[Row]]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(COMPARISONS))
+def parser() -> argparse.ArgumentParser:
+    """What the command takes."""
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("names", nargs="*", metavar="NAME", help=", ".join(COMPARISONS))
     for name in ("target", "draft", "pard", "arctic", "vllm"):
-        parser.add_argument(f"--{name}", type=lambda text: Path(text).absolute())
-    parser.add_argument("--small", action="store_true")
-    asked = parser.parse_args()
+        found.add_argument(f"--{name}", type=lambda text: Path(text).absolute())
+    found.add_argument("--small", action="store_true")
+    return found
+
+
+def main() -> None:
+    asked = parser().parse_args()
     if unknown := set(asked.names) - set(COMPARISONS):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+        parser().error(f"unknown: {', '.join(sorted(unknown))}")
     torch.set_num_threads(1)
     settings = Settings(asked.target, asked.draft, asked.pard, asked.arctic, asked.vllm, asked.small)
     found = run(asked.names or list(COMPARISONS), settings)
