@@ -243,9 +243,9 @@ def test_bent_headers_of_safetensors(root, target, model, kind, data):
     else:
         found = refused_or(lambda: opened(f"eagle:{folder}", target))
         if found is not None:
-            from specprobe.features import Features
+            from specprobe.features import CarriedFeatures
 
-            refused_or(lambda: found.load(Features(folder, {}, 32, torch.float32)))
+            refused_or(lambda: found.load(CarriedFeatures()))
 
 
 @pytest.mark.parametrize(
