@@ -216,7 +216,9 @@ def test_same_input_same_bytes_and_nothing_is_left(capsys, models):
 
 def test_what_p_says_does_not_depend_on_how_many_rounds_it_is_held_for(capsys, models, monkeypatch):
     arguments = [*drafters(f"eagle3:{models.eagle3}", f"pard:{models.pard}"), "--temperature", "0.8"]
-    whole = json.loads(analyze(capsys, models, *arguments)[1])
+    status, out, err = analyze(capsys, models, *arguments)
+    assert status == 0, err
+    whole = json.loads(out)
     monkeypatch.setattr("specprobe.drafters.heads._P_VALUES", 1)
     monkeypatch.setattr("specprobe.drafters.heads._FEWEST_ROUNDS", 3)
     parts = json.loads(analyze(capsys, models, *arguments)[1])

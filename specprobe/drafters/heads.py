@@ -281,7 +281,7 @@ def score_rounds(
         stretches = None
         if filled.overlap is not None:
             end = first + at_once + depth - 1
-            stretches = [None if p is None else _Stretch.of(p, first, end) for p in known]
+            stretches = [_Stretch.of(p, first, end) for p in known]
         _score_some(head, batch, state, alive & here, rules, vocabulary, stretches, filled)
         head.rewind(state)
     return RoundScores(
@@ -310,8 +310,10 @@ class _Stretch:
     log_p: torch.Tensor
 
     @classmethod
-    def of(cls, p: ResponseDistribution, first: int, end: int) -> _Stretch:
-        """Up to `end`, or the end of the response."""
+    def of(cls, p: ResponseDistribution | None, first: int, end: int) -> _Stretch | None:
+        """Up to `end`, or the end of the response; None where p is not known or the response is over."""
+        if p is None or first >= len(p.states):
+            return None
         positions = torch.arange(first, min(end, len(p.states)), device=p.states.device)
         return cls(first, p.log_p(positions))
 
