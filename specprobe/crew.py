@@ -24,6 +24,12 @@ class Bench:
     target: Target
     drafter: Any = None
 
+    def running_target(self) -> Target:
+        """The target with its layers where they run; a drafter that took their place goes."""
+        self.drafter = None
+        self.target.fetch_layers()
+        return self.target
+
 
 Work = Callable[[Bench, Item], Result]
 """A function of a module, which other processes can import; items and results are sent as they are."""

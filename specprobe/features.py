@@ -154,7 +154,7 @@ def _states_of_batch(
     bench: Bench, item: tuple[Sequence[TokenIds], Sequence[int]]
 ) -> list[dict[int, NDArray[np.uint8]]]:
     """By text and tap: [tokens, bytes of a row], in the precision of the weights."""
-    target, (texts, taps) = bench.target, item
+    target, (texts, taps) = bench.running_target(), item
     with torch.inference_mode(), recording(target, taps) as recorded:
         ids = torch.from_numpy(padded_ids(texts)).to(target.device)
         with contextlib.suppress(_EnoughError):

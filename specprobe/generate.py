@@ -144,7 +144,7 @@ def _written(
 
 
 def _write_batch(bench: Bench, item: tuple[Sequence[_Row], Sampling]) -> list[tuple[int, Response]]:
-    return [found for _, ended in _steps(bench.target, *item) for found in ended]
+    return [found for _, ended in _steps(bench.running_target(), *item) for found in ended]
 
 
 def _steps(

@@ -57,8 +57,8 @@ def _stopping(stopping: Stopping) -> str:
     if not earlier:
         return f"--precision {stopping.asked:g}: {last} prompts are too few to stop before the last."
     return (
-        f"With --precision {stopping.asked:g} that is the most: it looks after {', '.join(earlier)} of {last} prompts, "
-        "and stops where tokens per round is known well enough."
+        f"With --precision {stopping.asked:g} that is what all prompts take: it looks after {', '.join(earlier)} of "
+        f"{last}, replays anew for each look, and stops where tokens per round is known well enough."
     )
 
 

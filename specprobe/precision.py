@@ -19,6 +19,8 @@ from specprobe.strata import draw_order
 from specprobe.temperature import intervals_at
 
 METHOD = "repeated confidence intervals, one bound at all looks, over a stratified random order"
+# A level this near to 1 and a log this long are no run's.
+MOST_CERTAIN, MOST_PROMPTS = 1e-6, 10**12
 # From so many prompts on the coverage of intervals was measured.
 FEWEST_PROMPTS = 32
 
@@ -84,8 +86,10 @@ class Precision:
             seed=int(entry["seed"]),
             method=str(entry["method"]),
         )
-        if not (0 < found.asked < 1 and LEVEL <= found.interval_level < 1):
+        if not (0 < found.asked < 1 and LEVEL <= found.interval_level < 1 - MOST_CERTAIN):
             raise ValueError("precision out of range")
+        if not found.reached or not 0 < found.prompts_used <= found.prompts <= MOST_PROMPTS:
+            raise ValueError("precision of nothing")
         return found
 
 
@@ -172,7 +176,16 @@ def precision_notices(precision: Precision) -> list[Notice]:
                 "order of --precision; in the order of the traffic, and over more of it, it may accept more",
             )
         )
-    if not precision.is_reached:
+    fewest = min(one.prompts for one in precision.reached)
+    if not precision.is_reached and fewest < FEWEST_PROMPTS:
+        notices.append(
+            Notice(
+                "precision_not_reached",
+                f"--precision {precision.asked:g}: tokens per round rests on {fewest} different prompts, and fewer "
+                f"than {FEWEST_PROMPTS} never count as enough, however alike they are",
+            )
+        )
+    elif not precision.is_reached:
         notices.append(
             Notice(
                 "precision_not_reached",
@@ -187,17 +200,19 @@ def _within(interval: Interval | None, depth: int, result: Acceptance) -> float 
     point = result.totals(depth).tokens_per_round
     if interval is None or point is None:
         return None
-    if not result.accepted_tokens[:, depth - 1].any():
-        return _within_of_nothing(result.num_prompts, depth, 1 - result.interval_level)
-    return max(interval.high - point, point - interval.low) / point
+    seen = max(interval.high - point, point - interval.low) / point
+    return max(seen, within_of_unseen(point, result.num_prompts, depth, 1 - result.interval_level))
 
 
-def _within_of_nothing(prompts: int, depth: int, error: float) -> float:
-    """By how much tokens per round may exceed 1 where no prompt had anything accepted, and no spread is seen.
+def within_of_unseen(point: float, prompts: int, depth: int, error: float) -> float:
+    """By which share of it tokens per round may be off for prompts of a kind that none of those used was of.
 
-    A share q of prompts in which drafts are accepted stays unseen with probability (1 - q)^prompts, which is `error` at
-    the largest q that is to be reckoned with (the rule of three; Clopper & Pearson, Biometrika 26, 1934). If these
-    wrote their share of the tokens in rounds of depth + 1, the best there is:
+    An interval tells of the spread that was seen: alike prompts make it as narrow as can be, whatever the others are. A
+    share q of prompts stays unseen with probability (1 - q)^prompts, which is `error` at the largest q that is to be
+    reckoned with (the rule of three; Clopper & Pearson, Biometrika 26, 1934). These may write their share of the tokens
+    in rounds of depth + 1, the best there is, or of 1, the worst.
     """
     unseen = 1 - error ** (1 / prompts)
-    return 1 / (1 - unseen * depth / (depth + 1)) - 1
+    best = 1 / (1 - unseen + unseen * point / (depth + 1)) - 1
+    worst = 1 - 1 / (1 - unseen + unseen * point)
+    return max(best, worst)

@@ -125,23 +125,23 @@ class ServedStates:
 
     @contextmanager
     def _whole_file(self, name: str, stopped: threading.Event) -> Iterator[dict[str, torch.Tensor]]:
-        """The tensors of a file once it is whole; then it goes, since it tells what the text was."""
+        """The tensors of a file once it is whole. It goes once they are found right, since it tells what the text was:
+        any other is not the server's to name.
+        """
         path, lock = self.folder / name, self.folder / f"{name}{LOCK_SUFFIX}"
         end = time.monotonic() + self.server.timeout_seconds
-        try:
-            while (tensors := _read(path, lock)) is None:
-                if time.monotonic() > end:
-                    raise SpecprobeError(
-                        f"--hidden-states {self.folder}: {inert(name, 120)}, which {self.server.name} says to have "
-                        "written, is not there or not whole; name the server's shared_storage_path as it is seen here"
-                    )
-                if stopped.wait(SECONDS_BETWEEN_LOOKS):
-                    raise TransientError("no longer waited for")
-            yield tensors
-        finally:
-            for used in (path, lock):
-                with suppress(OSError):
-                    used.unlink()
+        while (tensors := _read(path, lock)) is None:
+            if time.monotonic() > end:
+                raise SpecprobeError(
+                    f"--hidden-states {self.folder}: {inert(name, 120)}, which {self.server.name} says to have "
+                    "written, is not there or not whole; name the server's shared_storage_path as it is seen here"
+                )
+            if stopped.wait(SECONDS_BETWEEN_LOOKS):
+                raise TransientError("no longer waited for")
+        yield tensors
+        for used in (path, lock):
+            with suppress(OSError):
+                used.unlink()
 
     def _checked(self, tensors: dict[str, torch.Tensor], ids: torch.Tensor, layers: Sequence[int]) -> torch.Tensor:
         states, tokens = tensors.get("hidden_states"), tensors.get("token_ids")

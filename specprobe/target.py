@@ -161,6 +161,11 @@ class Target:
             self.layers.to("cpu")
             torch.cuda.empty_cache()
 
+    def fetch_layers(self) -> None:
+        """Bring layers that were parked back, to run them."""
+        if self.device.type == "cuda" and self.shows_states:
+            self.layers.to(self.device)
+
     def close(self) -> None:
         """Let the crew go."""
         if self.crew is not None:
@@ -337,7 +342,7 @@ def _logits_size(trajectories: Sequence[Trajectory], vocab_size: int) -> int:
 def _score_batch(bench: Bench, item: tuple[Sequence[Trajectory], ProcessingRule]) -> list[Score]:
     import torch
 
-    target, (trajectories, rule) = bench.target, item
+    target, (trajectories, rule) = bench.running_target(), item
     rows = [np.concatenate([t.prompt_ids, t.output_ids]) for t in trajectories]
     first = min(len(t.prompt_ids) for t in trajectories) - 1
     inputs = torch.from_numpy(padded_ids(rows)).to(target.device)

@@ -16,6 +16,7 @@ import torch
 from specprobe.causal_lm import LoadOptions, choose_device, choose_precision, loading_errors, move
 from specprobe.checkpoint import Checkpoint, open_checkpoint
 from specprobe.errors import SpecprobeError
+from specprobe.model_folder import check_config
 from specprobe.notices import inert
 from specprobe.quiet import quiet_transformers
 from specprobe.target import Target, target_record
@@ -56,6 +57,7 @@ def _empty(name: str, load: LoadOptions) -> tuple[Any, torch.dtype]:
     from specprobe.mimo import register_mimo
 
     register_mimo()
+    check_config(ROLE, name)
     config = AutoConfig.from_pretrained(name, trust_remote_code=load.trust_remote_code)
     stored = getattr(config, "dtype", None) or torch.float32
     with torch.device("meta"):

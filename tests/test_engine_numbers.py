@@ -146,6 +146,19 @@ def test_two_scrapes_are_subtracted(tmp_path):
     assert list(counts.accepted_at) == [2 * count for count in counters["accepted_per_pos"]]
 
 
+def test_what_follows_a_value_is_not_the_value(tmp_path):
+    """OpenMetrics lets a time or an exemplar follow, which has labels of its own."""
+    plain = golden_prometheus(tmp_path, "ngram_k3_t0")
+    lines = [
+        line if line.startswith("#") or not line else f'{line} # {{trace_id="a b"}} 7.0 1.79e+09'
+        for line in plain.read_text().split("\n")
+    ]
+    assert (
+        read_engine_numbers([write(tmp_path, "\n".join(lines), "exemplars.prom")]).counts
+        == read_engine_numbers([plain]).counts
+    )
+
+
 def test_restart_between_scrapes_is_noticed(tmp_path):
     once, thrice = (golden_prometheus(tmp_path, "ngram_k3_t0", times) for times in (1, 3))
     with pytest.raises(SpecprobeError, match="begins anew"):

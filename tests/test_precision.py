@@ -181,8 +181,21 @@ def test_where_nothing_was_accepted_unseen_prompts_set_the_precision():
 def test_too_few_prompts_are_never_enough():
     rng = np.random.default_rng(0)
     result = sim.acceptance(rng, np.full(FEWEST_PROMPTS - 1, 0.5), np.full(FEWEST_PROMPTS - 1, 900), depth=2)
+    assert reached(result).within < 0.1
+    assert not reached(result).is_within(0.1)
+
+
+def test_prompts_that_are_alike_do_not_tell_of_others():
+    """Without any spread the interval is a point, but of 64 prompts one in twenty may be of another kind unseen."""
+    rng = np.random.default_rng(0)
+    for prompts in (64, 640):
+        result = sim.acceptance(rng, np.full(prompts, 1 - 1e-12), np.full(prompts, 900), depth=8, interval_level=0.98)
+        (interval,) = intervals_at(result, [8])
+        assert interval.high - interval.low < 1e-9
+        unseen = 1 - 0.02 ** (1 / prompts)
+        # Unseen tokens in rounds of one each, beside rounds of nine.
+        assert reached(result).within == pytest.approx(1 - (1 / 9) / ((1 - unseen) / 9 + unseen), rel=0.01)
     assert reached(result).within < 0.05
-    assert not reached(result).is_within(0.05)
 
 
 @pytest.mark.parametrize("asked", [0.0, 1.0, -0.1, 5.0, float("nan"), float("inf")])
@@ -195,14 +208,14 @@ def test_a_precision_is_between_0_and_1(asked):
 
 
 def test_where_all_prompts_are_alike_the_first_look_is_enough(capsys):
-    document, err = analyze(capsys, write("log.jsonl", map(alike, range(300))), "--precision", "0.01")
+    document, err = analyze(capsys, write("log.jsonl", map(alike, range(300))), "--precision", "0.4")
     found = stopping(document)
     assert (found["prompts_used"], found["prompts"], found["looked"]) == (FIRST_LOOK, 300, 1)
     assert found["looks"] == [64, 128, 300]
-    assert [one["within"] for one in found["reached"]] == pytest.approx([0, 0], abs=1e-12)
+    assert all(one["within"] < 0.4 for one in found["reached"])
     assert document["workload"]["prompts"] == len(document["responses"][0]["ids"]) == FIRST_LOOK
     assert document["workload"]["rows"] == 300
-    assert "known within 0.0 %: enough" in err
+    assert ": enough" in err
     assert "128 of 300" not in err
 
 
@@ -263,9 +276,9 @@ def test_prompts_without_an_answer_come_last(capsys):
     rows = [
         row if i % 10 == 0 else {"id": i, "prompt_token_ids": [1, 2]} for i, row in enumerate(map(alike, range(1000)))
     ]
-    document, _ = analyze(capsys, write("log.jsonl", rows), "--responses", "logged", "--precision", "0.01")
+    document, _ = analyze(capsys, write("log.jsonl", rows), "--responses", "logged", "--precision", "0.4")
     assert (stopping(document)["prompts_used"], stopping(document)["prompts"]) == (64, 100)
-    few, _ = analyze(capsys, write("few.jsonl", rows[:500]), "--responses", "logged", "--precision", "0.01")
+    few, _ = analyze(capsys, write("few.jsonl", rows[:500]), "--responses", "logged", "--precision", "0.4")
     assert stopping(few)["looks"] == [50]
     assert few["workload"]["skipped"] == {"no_answer": 450}
 
@@ -375,7 +388,7 @@ def test_the_dry_run_says_the_most_and_that_it_may_be_less(capsys, model):
     steps = {step["name"]: (step["count"], step["kept"]) for step in plan["steps"]}
     assert steps["generate at temperature 0"] == (36, 64)
     assert run_command(["analyze", *arguments, "--dry-run"]) == 0
-    assert "that is the most: it looks after 64 of 100 prompts" in " ".join(capsys.readouterr().out.split())
+    assert "that is what all prompts take: it looks after 64 of 100" in " ".join(capsys.readouterr().out.split())
 
 
 # What others make of such a run

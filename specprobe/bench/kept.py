@@ -49,8 +49,8 @@ class KeptPasses:
 
     @property
     def count(self) -> int:
-        """Passes on the disk, of this sitting and of earlier ones."""
-        return len(read_lines(self._path).records)
+        """Passes on the disk that another sitting can use."""
+        return len(self.resumable())
 
     def keep(self, record: PassRecord, written: Mapping[int, Written], model: ServedModel) -> None:
         """A pass that this sitting has finished; when this returns, it is on the disk."""

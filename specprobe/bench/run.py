@@ -137,6 +137,10 @@ def run_bench(options: BenchOptions, stages: Stages) -> Bench:
     return bench
 
 
+class _OtherServerError(SpecprobeError):
+    """Another server answers than the one whose passes are kept."""
+
+
 @contextmanager
 def _told_what_is_kept(kept: KeptPasses) -> Iterator[None]:
     """An interruption or failure says how to go on: times of two sittings are mixed only where that is asked for."""
@@ -148,7 +152,7 @@ def _told_what_is_kept(kept: KeptPasses) -> Iterator[None]:
             "without it it begins anew"
         ) from None
     except SpecprobeError as error:
-        if not kept.count:
+        if not kept.count or isinstance(error, _OtherServerError):
             raise
         raise SpecprobeError(f"{error} (passes finished and kept: {kept.count}; --resume goes on from there)") from None
 
@@ -264,7 +268,7 @@ class _Desk:
         other = next((one.model for key, one in self._earlier.items() if key.arm == arm and one.model != now), None)
         if other is not None:
             told, was = (server.quote(f"{one.name} {one.version}", 80) for one in (now, other))
-            raise SpecprobeError(f"{server.name}: is {told}, and passes are kept of {was}; leave --resume out")
+            raise _OtherServerError(f"{server.name}: is {told}, and passes are kept of {was}; leave --resume out")
         counters = _counters(server)
         if counters is None or counters.engine != "vllm":
             return

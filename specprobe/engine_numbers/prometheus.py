@@ -23,7 +23,8 @@ from specprobe.engine_numbers.numbers import DEEPEST, EngineCounts, EngineNumber
 from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice, inert
 
-_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{.*\})?[ \t]+(\S+)")
+# What follows the value, a time or an exemplar with labels of its own, is left alone.
+_SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?[ \t]+(\S+)')
 # From the beginning of a word only: a long one would else be tried from each of its letters.
 _LABEL = re.compile(r'\b([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 # How the names of counters end that are read beside those of speculation.

@@ -23,6 +23,7 @@ from specprobe.interval import LEVEL, Interval
 from specprobe.looks import interval_level, look_sizes
 from specprobe.strata import LENGTH_CLASSES, stratified_order
 from specprobe.temperature import within_bounds
+from tests.studies.workloads import TRAFFIC
 from tests.test_interval import SCENARIOS, workload
 
 Floats = NDArray[np.float64]
@@ -117,7 +118,7 @@ def draw_log(scenario: str, prompts: int, rng: np.random.Generator) -> Log:
     # What a prompt's length says of its response is little.
     lengths = counts[:, 0] * rng.lognormal(0.0, 1.0, prompts)
     kinds = kinds_of(np.zeros(prompts, dtype=np.intp), lengths)
-    return Log(counts, kinds, SCENARIOS[scenario][2], ratio(population))
+    return Log(counts, kinds, TRAFFIC[scenario].depth, ratio(population))
 
 
 @cache
