@@ -977,14 +977,14 @@ def bench(
         out=out,
         resume=resume,
     )
-    result = run_bench(options, OnStderr(is_plain=plain))
-    if as_json:
-        _print_json(bench_document(result))
-        _warn_on_stderr(result.notices)
-    else:
-        from specprobe.bench.report import render_bench
+    with run_bench(options, OnStderr(is_plain=plain)) as result:
+        if as_json:
+            _print_json(bench_document(result))
+            _warn_on_stderr(result.notices)
+        else:
+            from specprobe.bench.report import render_bench
 
-        _print(render_bench(result), plain=plain)
+            _print(render_bench(result), plain=plain)
     if result.broken:
         raise typer.Exit(GATE_FAILED)
 
@@ -1151,14 +1151,10 @@ def doctor(
 def clean(as_json: JsonOption = False) -> None:
     """Remove what holds text in .specprobe. Responses, unfinished benches, runs with --include-text, what killed runs
     left. Others stay."""
-    from specprobe.paths import benches_folder, trajectories_folder
-    from specprobe.run_files import remove_texts
-    from specprobe.scratch import remove_abandoned
-    from specprobe.store import clear
+    from specprobe.store import remove_all_texts
     from specprobe.units import format_bytes, format_plural
 
-    kept = (clear(trajectories_folder()), clear(benches_folder()))
-    files, freed_bytes = map(sum, zip(*kept, remove_abandoned(), remove_texts(), strict=True))
+    files, freed_bytes = remove_all_texts()
     if as_json:
         _print_json({"schema": "specprobe.clean/1", "files": files, "bytes": freed_bytes})
     else:

@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 
 from specprobe.checked_lines import append_record, read_lines
 from specprobe.notices import inert
-from specprobe.paths import file_errors, remove_files, trajectories_folder, write_private
+from specprobe.paths import benches_folder, file_errors, remove_files, trajectories_folder, write_private
+from specprobe.run_files import remove_texts
+from specprobe.scratch import remove_abandoned
 from specprobe.trajectory import TokenIds, token_ids
 
 FORMAT_VERSION = 2
@@ -137,6 +139,12 @@ def clear(folder: Path | None = None) -> tuple[int, int]:
         for part in folders:
             part.rmdir()
     return files, freed
+
+
+def remove_all_texts() -> tuple[int, int]:
+    """What holds text in the project's folder, whoever wrote it: the number of files removed and of bytes freed."""
+    removed = (clear(trajectories_folder()), clear(benches_folder()), remove_abandoned(), remove_texts())
+    return sum(files for files, _ in removed), sum(freed for _, freed in removed)
 
 
 def _shown(path: Path) -> str:

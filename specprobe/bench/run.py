@@ -96,8 +96,11 @@ class BenchOptions:
             raise SpecprobeError(f"--depth {self.replay.depth}: from 1 to {MAX_DEPTH}")
 
 
-def run_bench(options: BenchOptions, stages: Stages) -> Bench:
+@contextmanager
+def run_bench(options: BenchOptions, stages: Stages) -> Iterator[Bench]:
     """Measure, examine, conclude. What is finished is on the disk after every pass, and its figures in `options.out`.
+
+    Passes lie there until the block ends that shows the result: where it cannot be shown, --resume shows it.
 
     Everything that can be refused is refused before a server is asked.
     """
@@ -133,8 +136,8 @@ def run_bench(options: BenchOptions, stages: Stages) -> Bench:
     bench = conclude(result, examined, workload, desk.predictions(document, examined), options.replay)
     if options.out is not None:
         write_private(options.out.absolute(), dump_document(bench_document(bench)) + "\n")
+    yield bench
     kept.remove()
-    return bench
 
 
 class _OtherServerError(SpecprobeError):
