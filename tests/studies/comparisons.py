@@ -142,7 +142,7 @@ def judge(
         found[0, number] = swapped_as_large(a, b, number) <= 1 - LEVEL
         if not with_intervals:
             continue
-        (contrast,) = _contrasts(a[:, None], b[:, None], figure, number)
+        (contrast,) = _contrasts(a[:, None], b[:, None], figure, LEVEL, number)
         if contrast.difference is None or contrast.ratio is None:
             continue
         low, high = contrast.difference.low, contrast.difference.high

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specprobe.acceptance import Acceptance
 from specprobe.bench.replay import Replayed
 from specprobe.gate import Gate, Measured, acceptance_length
-from specprobe.interval import Interval
+from specprobe.interval import LEVEL, Interval
 from specprobe.speedup import Speedup
 from specprobe.summary import _conditional_intervals
 from specprobe.temperature import intervals_at
@@ -116,10 +116,10 @@ def intervals(acceptance: Acceptance, seed: int) -> dict[str, tuple[float, float
         acceptance.by_prompt(counts[:, -1].astype(np.float64))
         for counts in (acceptance.at_risk_at, acceptance.accepted_at)
     )
-    first, last = _conditional_intervals(at_risk[:, [0, -1]], accepted[:, [0, -1]], seed)
-    (gain,) = speedup(depth).intervals(acceptance.by_prompt(speedup_counts(acceptance)), seed)
+    first, last = _conditional_intervals(at_risk[:, [0, -1]], accepted[:, [0, -1]], LEVEL, seed)
+    (gain,) = speedup(depth).intervals(acceptance.by_prompt(speedup_counts(acceptance)), seed=seed)
     # `rate_interval` reads nothing of the run.
-    rate = Replayed(None, acceptance, depth).rate_interval()  # type: ignore[arg-type]
+    rate = Replayed(None, acceptance, depth, 0).rate_interval()  # type: ignore[arg-type]
     found: dict[str, Interval | Measured | None] = {
         "tokens per round": intervals_at(acceptance, [depth], seed=seed)[0],
         "acceptance length": length,
@@ -169,7 +169,7 @@ def cost_coverage(population: Population, units: int, workloads: int) -> float:
     hits = 0
     for seed in range(workloads):
         acceptance = population.workload(rng.integers(population.num_units, size=units))
-        (interval,) = gain.intervals(acceptance.by_prompt(speedup_counts(acceptance)), seed)
+        (interval,) = gain.intervals(acceptance.by_prompt(speedup_counts(acceptance)), seed=seed)
         off = np.exp(rng.normal(0.0, COST_DEVIATION))
         hits += interval is not None and interval.low * off <= truth <= interval.high * off
     return hits / workloads

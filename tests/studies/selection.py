@@ -82,7 +82,7 @@ def study(name: str, sizes: Sequence[int], workloads: int) -> list[Selected]:
             counts = population[rng.integers(POPULATION, size=units)]
             points = gain(counts.sum(axis=0))
             depth, _ = best_depth(points)
-            interval = gain.intervals(counts, seed)[depth - 1]
+            interval = gain.intervals(counts, seed=seed)[depth - 1]
             true = truth[depth - 1]
             held = interval is not None and interval.low <= true <= interval.high
             found[:, seed] = held, points[depth - 1] / true - 1, true / truth.max() - 1
