@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.text import Text
@@ -31,6 +32,9 @@ WHOLE_CODES = frozenset(
     }
 )
 
+# Up to a semicolon, over those in parentheses.
+_BEGINNING = re.compile(r"(?:\([^()]{0,500}\)|[^;])*")
+
 
 def render_notices(notices: Sequence[Notice]) -> Block:
     """Warnings, each with what to do."""
@@ -57,5 +61,6 @@ def _in_full(notice: Notice) -> Sentence:
 
 
 def _what_was_seen(notice: Notice) -> str:
-    """A message begins with it, before the first semicolon (see `Notice`)."""
-    return inert(notice.message.partition(";")[0], LONGEST)
+    """A message begins with it, before the first semicolon that is in no parentheses (see `Notice`)."""
+    found = _BEGINNING.match(notice.message)
+    return inert(found[0] if found else notice.message, LONGEST)

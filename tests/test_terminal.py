@@ -318,3 +318,12 @@ def test_a_pager_gets_the_width_of_the_terminal_it_is_on(log, columns, expected)
     assert result.returncode == 0
     is_table = result.stdout.decode().startswith("file ")
     assert is_table == (expected > 60)
+
+
+def test_what_was_seen_ends_at_a_semicolon_outside_of_parentheses():
+    from specprobe.notice_report import _what_was_seen
+    from specprobe.notices import Notice
+
+    said = {"3 of 10 rows (empty 2; no answer 1); the rest was used": "3 of 10 rows (empty 2; no answer 1)",
+            "a (b; c": "a (b", "plain": "plain", "; x": ""}  # fmt: skip
+    assert [_what_was_seen(Notice("code", message)) for message in said] == list(said.values())
