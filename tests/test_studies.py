@@ -20,8 +20,8 @@ Table = dict[tuple[str, str], list[str]]
 
 
 def cells(markdown: str) -> Table:
-    """Rows of a table, by its first two cells and their headers; where the second is a figure, by the header row's."""
-    header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines()]
+    """Cells of a table by the first cell of their row, with the second where it is a size, and by their header."""
+    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown.splitlines()]
     has_size = header[1] in ("units", "prompts")
     found: Table = {}
     for row in rows:
