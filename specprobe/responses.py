@@ -269,7 +269,7 @@ def _other_rules(writer: Elsewhere, profile: Profile) -> tuple[Notice, ...]:
         # A build without a version number.
         if served.engine == profile.engine:
             return ()
-    if served.name == profile.name:
+    if served.name == profile.name or _is_runner_of(profile, writer):
         return ()
     version = f" {writer.engine_version}" if writer.engine_version else ""
     return (
@@ -279,6 +279,18 @@ def _other_rules(writer: Elsewhere, profile: Profile) -> tuple[Notice, ...]:
             f"{served.name} replays its own",
         ),
     )
+
+
+def _is_runner_of(profile: Profile, writer: Elsewhere) -> bool:
+    """Whether the user named one of the engine's runners, such as vllm-v1, at the version that wrote: which of them a
+    server takes it does not say.
+    """
+    if not profile.engine.startswith(f"{writer.engine}-") or not writer.engine_version:
+        return False
+    try:
+        return resolve_profile(f"{profile.engine}@{writer.engine_version}").name == profile.name
+    except SpecprobeError:
+        return False
 
 
 def _named_tokenizer(options: AnalyzeOptions) -> Tokenizer:
