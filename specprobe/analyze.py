@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from specprobe.acceptance import Acceptance
-from specprobe.checks import check_acceptance, check_responses, is_degenerate_loop
-from specprobe.drafters import DraftContext, Limits, Parsed, is_model_free, parse_drafter, reads_states
+from specprobe.checks import is_degenerate_loop
+from specprobe.drafters import (
+    DEFAULT_DRAFTERS,
+    DraftContext,
+    Limits,
+    Parsed,
+    is_model_free,
+    parse_drafter,
+    reads_states,
+)
 from specprobe.drafters.suffix import SuffixDrafter
 from specprobe.drafting import open_all, replay_all
 from specprobe.entropy import summarize_entropy
@@ -21,11 +29,12 @@ from specprobe.notices import Notice
 from specprobe.options import AnalyzeOptions, check_depth_fits
 from specprobe.precision import Looks, Precision, plan_looks, precision_notices
 from specprobe.precision_report import look_in_words
-from specprobe.profiles import DraftSampling, Profile, other_ngram_runner, outside_known_versions, resolve_profile
+from specprobe.profiles import DraftSampling, Profile, resolve_profile
 from specprobe.progress import Stages
 from specprobe.prompt import Prompt
 from specprobe.responses import Origin, Sources, check_complete, context_limit, get_responses, open_origin
 from specprobe.run import ResponseRecord, Run
+from specprobe.run_notices import run_notices
 from specprobe.sources import file_hashes
 from specprobe.trajectories import TrajectorySet
 from specprobe.trajectory import prompt_numbers
@@ -35,8 +44,6 @@ from specprobe.writing import WINDOW_BATCHES
 if TYPE_CHECKING:
     from specprobe.store import TrajectoryStore
     from specprobe.target_distribution import TargetDistribution
-
-DEFAULT_DRAFTERS = ("ngram", "suffix")
 
 
 def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | None = None) -> Run:
@@ -67,7 +74,7 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
             ),
             results=tuple(sorted(results, key=lambda r: (origin.temperatures.index(r.temperature), r.adoption))),
             notices=(
-                *_all_notices(options, profile, workload, sources, results),
+                *run_notices(options, profile, workload, sources, results),
                 *look.notices,
                 *(precision_notices(precision) if precision else ()),
             ),
@@ -350,96 +357,3 @@ def _settings_record(setup: _Setup, sources: Sources, precision: Precision | Non
         **generation,
         **({"precision": precision.to_json()} if precision else {}),
     }
-
-
-def _all_notices(
-    options: AnalyzeOptions,
-    profile: Profile,
-    workload: Workload,
-    sources: Sources,
-    results: Sequence[Acceptance],
-) -> tuple[Notice, ...]:
-    notices = [*workload.all_notices, *sources.notices]
-    engineless = {result.drafter for result in results} - {*profile.drafters, "python"}
-    for name in sorted(engineless):
-        notices.append(
-            Notice(
-                "drafter_not_offered",
-                f"{profile.name} does not offer {name}: it was replayed all the same, by the rules of a plain chain",
-            )
-        )
-    missing = [name for name in DEFAULT_DRAFTERS if name not in profile.drafters]
-    if missing and not options.drafters:
-        notices.append(Notice("drafter_not_offered", f"{profile.name} has no {', '.join(missing)}: left out"))
-    outside = outside_known_versions(options.engine)
-    if outside is not None:
-        notices.append(
-            Notice(
-                "unknown_engine_version",
-                f"{options.engine} is {outside} than the versions whose rules are known; those of {profile.name} were "
-                "replayed and may differ: compare with that engine's own counters",
-            )
-        )
-    other_runner = other_ngram_runner(options.engine)
-    if other_runner is not None and any(result.drafter == "ngram" for result in results):
-        notices.append(
-            Notice(
-                "two_ngram_runners",
-                f"ngram: the rules of model runner V1 were replayed, as {options.engine} runs on a CPU; on a GPU it "
-                f"takes runner V2, which copies the latest match and pads its drafts: --engine {other_runner}",
-            )
-        )
-    if options.asks_log and len(sources.sets) > 1 and any(result.drafter == "suffix" for result in results):
-        notices.append(
-            Notice(
-                "suffix_tree_by_temperature",
-                "suffix: each temperature begins with an empty shared tree, where a server has one for all of its "
-                "requests; on it they would accept somewhat more",
-            )
-        )
-    hybrids = {result.drafter for result in results if result.drafter.startswith("hybrid:suffix+")}
-    if options.in_flight > 1 and hybrids:
-        notices.append(
-            Notice(
-                "hybrid_in_flight",
-                f"{', '.join(sorted(hybrids))}: replayed one request at a time, since --in-flight is for suffix alone",
-            )
-        )
-    if options.read.group_by is not None and not any(t.group for found in sources.sets for t in found.trajectories):
-        notices.append(
-            Notice("no_groups", "--group-by: the column is there, but holds no text or number that could be a label")
-        )
-    if options.include_text and sources.origin.tokenizer is None:
-        notices.append(
-            Notice(
-                "text_not_known",
-                "--include-text: rows of token ids have no text without a tokenizer; name it with --tokenizer",
-            )
-        )
-    if options.samples > 1 and not any(sources.origin.temperatures):
-        notices.append(Notice("samples_without_temperature", "--samples: at temperature 0 every response is the same"))
-    if any(sources.origin.temperatures):
-        notices += [Notice("engine_caveat", f"{profile.name}: {caveat}") for caveat in profile.caveats]
-        if profile.own_truncation and not options.processors.truncates:
-            notices.append(
-                Notice(
-                    "engine_truncates",
-                    f"{profile.name} cuts to {profile.own_truncation} where a request does not say; here nothing was "
-                    "cut, so give these settings if you serve with them",
-                )
-            )
-    temperatures = sources.origin.temperatures
-    if sources.origin.elsewhere is not None and any(temperatures):
-        notices.append(
-            Notice(
-                "target_distribution_unknown",
-                "another engine wrote the responses, so the target's probabilities above temperature 0 are not known: "
-                "drafts are greedy, and there are no estimates of lower variance",
-            )
-        )
-    for temperature, found in zip(temperatures, sources.sets, strict=True):
-        where = f"temperature {temperature:g}: " if len(temperatures) > 1 else ""
-        notices += [*found.notices, *check_responses(found.trajectories, where)]
-    for result in results:
-        notices += check_acceptance(result, temperature_is_known=sources.origin.temperature_is_known)
-    return tuple(dict.fromkeys(notices))

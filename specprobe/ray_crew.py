@@ -24,6 +24,7 @@ from specprobe.errors import SpecprobeError
 from specprobe.notices import inert
 from specprobe.ray_worker import Arrival, Replica, Worker, facts_of, hardware_of
 from specprobe.tokens import first_line
+from specprobe.units import format_plural
 
 if TYPE_CHECKING:
     from specprobe.options import AnalyzeOptions
@@ -204,9 +205,9 @@ class RayCrew:
         self._opened.enter_context(contextlib.redirect_stdout(_OwnStream(sys.stdout)))
         self._most, self._resources = self._room([n["Resources"] for n in ray.nodes() if n["Alive"]])
         threads = self._replica.threads
-        kind = "a GPU each" if "num_gpus" in self._resources else f"{threads} thread{'s' * (threads > 1)} each"
+        kind = "a GPU each" if "num_gpus" in self._resources else f"{format_plural(threads, 'thread')} each"
         where = "of this machine" if self._address == LOCAL else f"of the cluster at {inert(self._address, 80)}"
-        workers = f"up to {self._most} worker{'s' * (self._most > 1)}"
+        workers = f"up to {format_plural(self._most, 'worker')}"
         self._stages.say(f"sharing the work out over {workers} {where} ({kind})")
 
     def _room(self, nodes: list[dict[str, float]]) -> tuple[int, dict[str, int]]:

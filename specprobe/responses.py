@@ -18,6 +18,7 @@ from specprobe.prompt import Prompt
 from specprobe.store import describe_damage
 from specprobe.trajectories import LOST, TrajectorySet, generated_trajectories, logged_trajectories
 from specprobe.trajectory import TokenIds, token_ids
+from specprobe.units import format_plural
 
 if TYPE_CHECKING:
     from specprobe.crew import Crew
@@ -507,7 +508,7 @@ def _advancing(advance: Advance, crew: Crew | None) -> Callable[[Progress], None
 
     def on_progress(progress: Progress) -> None:
         done = progress.tokens / max(progress.tokens_at_most, 1)
-        by = f", {crew.size} worker{'s' * (crew.size > 1)}" if crew is not None else ""
+        by = f", {format_plural(crew.size, 'worker')}" if crew is not None else ""
         advance(done, f"{progress.responses}/{progress.responses_wanted} responses{by}")
 
     return on_progress

@@ -17,6 +17,9 @@ from specprobe.drafters.suffix import make_suffix
 from specprobe.errors import SpecprobeError
 from specprobe.profiles import Profile
 
+DEFAULT_DRAFTERS = ("ngram", "suffix")
+"""What is replayed where nobody names a drafter, of those that the engine offers."""
+
 MODEL_FREE: Mapping[str, Callable[[Mapping[str, str], Profile], Drafter]] = {
     "ngram": make_ngram,
     "suffix": make_suffix,
@@ -40,6 +43,7 @@ OF_THE_TARGET = ("mtp", "early-exit")
 NAMES = (*MODEL_FREE, *WITH_MODEL, "hybrid", "python")
 
 __all__ = [
+    "DEFAULT_DRAFTERS",
     "MODEL_FREE",
     "NAMES",
     "WITH_MODEL",
