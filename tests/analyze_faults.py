@@ -73,7 +73,8 @@ class Runs:
                 cwd=folder,
                 stdout=out,
                 stderr=err,
-                env={**os.environ, "PYTHONPATH": path},
+                # As many threads as a forked run has: sums in another order differ in their last digits.
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             )
         process.returncode = 0  # Waited for below, by its id.
         return process.pid
