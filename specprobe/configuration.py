@@ -300,7 +300,7 @@ def _speculation_profile(run: Run, chosen: _Chosen) -> _Other:
             "dataset": list(map(str, run.workload.get("sources", []))),
             "num_samples": len(acceptance.ids),
             "output_tokens": int(acceptance.output_tokens.sum()),
-            "temperature": acceptance.temperature,
+            "temperature": acceptance.temperature if run.temperature_is_known else None,
             "draft_sampling": acceptance.draft_sampling,
             "engine_rules": run.engine_profile,
             "coverage": None if totals.coverage is None else round(totals.coverage, RATE_DIGITS),

@@ -13,6 +13,8 @@ from specprobe.notices import inert
 Number = TypeVar("Number", int, float)
 # What may follow --ray: a word, or a host and port.
 RAY_ADDRESS = re.compile(r"local|auto|(ray://)?(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
+# What was meant as one, whether or not it is: a scheme, or something that ends in a port.
+_MEANT_AS_ADDRESS = re.compile(r"\w+://.*|\S+:\d+")
 
 
 def temperatures(text: str | None) -> tuple[float, ...] | Literal["log"] | None:
@@ -55,7 +57,8 @@ def ray_address_added(arguments: Sequence[str]) -> list[str]:
     for number, word in enumerate(words):
         if word == "--":
             break
-        if word == "--ray" and not RAY_ADDRESS.fullmatch((*words[number + 1 :], "")[0]):
+        following = (*words[number + 1 :], "")[0]
+        if word == "--ray" and not (RAY_ADDRESS.fullmatch(following) or _MEANT_AS_ADDRESS.fullmatch(following)):
             words[number] = "--ray=local"
     return words
 

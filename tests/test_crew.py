@@ -162,6 +162,8 @@ def test_a_crew_is_let_go_however_the_run_ends(models, others, capsys):
         ("--ray ray://head.example:10001 log.jsonl", "--ray ray://head.example:10001 log.jsonl"),
         ("--ray hf:openai/gsm8k", "--ray=local hf:openai/gsm8k"),
         ("--ray=auto x", "--ray=auto x"),
+        ("--ray http://head:8265 log.jsonl", "--ray http://head:8265 log.jsonl"),
+        ("--ray head:123456 log.jsonl", "--ray head:123456 log.jsonl"),
         ("-- --ray", "-- --ray"),
     ],
 )

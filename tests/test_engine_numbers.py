@@ -591,6 +591,8 @@ def changed(**figures: object) -> str:
         ('vllm:spec_decode_num_drafts_total{engine="0"} NaN\n', "no count"),
         ('vllm:spec_decode_num_drafts_total{engine="0"} -3\n', "no count"),
         ('vllm:spec_decode_num_drafts_total{engine="0"} 1e300\n', "no count"),
+        ("# TYPE vllm:spec_decode_num_drafts counter\nvllm:spec_decode_num_drafts_total 1_000\n", "no sample"),
+        ("# TYPE vllm:spec_decode_num_drafts counter\nvllm:spec_decode_num_drafts_total \u0663\n", "no sample"),
         ('vllm:generation_tokens_total{engine="0"} 5\n', "no counters of speculative decoding"),
         ('vllm:spec_decode_num_drafts_total{a="0"} 1\nvllm:spec_decode_num_drafts_total{a="0"} 1\n', "given twice"),
         ('vllm:spec_decode_num_drafts_total{a="0"} 1\nvllm:spec_decode_num_dra', "no sample"),

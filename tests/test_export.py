@@ -221,6 +221,13 @@ def test_the_profile_holds_the_counters_both_ways():
     assert sum(n * count for n, count in histogram.items()) == totals.drafted_rounds + totals.accepted_tokens
 
 
+def test_a_temperature_that_nobody_said_is_not_exported():
+    run = a_run()
+    unsaid = replace(run, responses=tuple(replace(record, temperature_is_known=False) for record in run.responses))
+    said = [json.loads(exported("profile", one).text)["measurement_conditions"]["temperature"] for one in (run, unsaid)]
+    assert said == [run.results[0].temperature, None]
+
+
 def test_aiconfigurator_gets_accepted_tokens_of_a_step():
     run = a_run("mtp", modules=1)
     found = exported("aiconfigurator", run)

@@ -25,6 +25,8 @@ from specprobe.notices import Notice, inert
 
 # What follows the value, a time or an exemplar with labels of its own, is left alone.
 _SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?[ \t]+(\S+)')
+# Python's float takes more: 1_000, and the digits of every script.
+_NUMBER = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|inf|infinity)|nan", re.IGNORECASE | re.ASCII)
 # From the beginning of a word only: a long one would else be tried from each of its letters.
 _LABEL = re.compile(r'\b([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 # How the names of counters end that are read beside those of speculation.
@@ -135,11 +137,7 @@ def parse_scrape(where: str, text: str) -> Scrape:
 
 
 def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return _NUMBER.fullmatch(text) is not None
 
 
 def _engine(scrape: Scrape) -> str:
