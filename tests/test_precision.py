@@ -25,7 +25,7 @@ from specprobe.prompt import Message, Prompt
 from specprobe.run_document import load_run
 from specprobe.strata import kinds_of, stratified_order
 from specprobe.temperature import intervals_at
-from tests.studies.precision import intervals_of, scenarios, simulate
+from tests.studies.precision import WITH_UNSEEN, intervals_of, scenarios, simulate
 
 
 @pytest.fixture(autouse=True)
@@ -510,12 +510,19 @@ def test_the_study_makes_the_intervals_that_a_run_makes():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in scenarios() if "file order" not in name])
-def test_the_interval_at_the_stop_covers(name):
-    repeats, rule = 300, "repeated intervals"
-    stops = simulate(scenarios()[name], repeats, 1000, 0.08)[rule]
+def test_what_is_said_at_the_stop_covers(name):
+    repeats = 300
+    stops = simulate(scenarios()[name], repeats, 1000, 0.08)[WITH_UNSEEN]
     slack = 3 * np.sqrt(LEVEL * (1 - LEVEL) / repeats)
     assert np.mean([stop.holds_traffic for stop in stops]) >= LEVEL - slack
     assert np.mean([stop.holds_log for stop in stops]) >= LEVEL - slack
+
+
+@pytest.mark.slow
+def test_where_a_kind_is_rare_intervals_alone_do_not_cover():
+    stops = simulate(scenarios()["rare copying"], 200, 1000, 0.05)
+    held = {rule: np.mean([stop.holds_traffic for stop in stops[rule]]) for rule in (WITH_UNSEEN, "repeated intervals")}
+    assert held["repeated intervals"] < 0.8 < LEVEL < held[WITH_UNSEEN]
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from scipy.special import ndtr
 from specprobe import interval
 from specprobe.interval import LEVEL, Interval
 from specprobe.looks import interval_level, look_sizes
+from specprobe.precision import within_of_unseen
 from specprobe.strata import LENGTH_CLASSES, stratified_order
 from specprobe.temperature import within_bounds
 from tests.studies.workloads import TRAFFIC
@@ -31,6 +32,8 @@ Levels = Callable[[tuple[int, ...]], Sequence[float]]
 
 POPULATION = 100_000
 GROUPS = 12
+# The rule of --precision: these intervals, and a bound for prompts of a kind that none of those used was of.
+WITH_UNSEEN = "repeated intervals and kinds not seen"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,6 +100,7 @@ RULES: dict[str, Levels] = {
     "each look alone": alone,
     "Bonferroni": bonferroni,
     "repeated intervals": repeated,
+    WITH_UNSEEN: repeated,
     "confidence sequence": confidence_sequence,
 }
 
@@ -145,6 +149,15 @@ def draw_grouped_log(prompts: int, rng: np.random.Generator) -> Log:
     return Log(counts, kinds_of(groups, counts[:, 0] * rng.lognormal(0.0, 1.0, prompts)), 8, traffic[0] / traffic[1])
 
 
+def draw_log_of_rare_copying(prompts: int, rng: np.random.Generator) -> Log:
+    """One prompt in a hundred is copied as a whole, all others accept nothing: a sample of these looks certain."""
+    depth, tokens, share = 8, 216.0, 0.01
+    rounds = np.where(rng.random(prompts) < share, tokens / (depth + 1), tokens)
+    counts = np.stack([np.full(prompts, tokens), rounds], axis=1)
+    kinds = kinds_of(np.zeros(prompts, dtype=np.intp), rng.lognormal(0.0, 1.0, prompts))
+    return Log(counts, kinds, depth, 1 / (1 - share + share / (depth + 1)))
+
+
 @cache
 def weights(size: int) -> Floats:
     """Resamples, drawn once for each number of prompts, as the same seed draws them anew in each run."""
@@ -178,9 +191,11 @@ def looks_at(log: Log, order: NDArray[np.intp], levels: dict[str, Sequence[float
     for number, size in enumerate(sizes):
         counts = log.counts[order[:size]]
         point = ratio(counts)
-        for rule, one in zip(
-            levels, intervals_of(counts, log.depth, [of[number] for of in levels.values()]), strict=True
-        ):
+        intervals = intervals_of(counts, log.depth, [of[number] for of in levels.values()])
+        for rule, one in zip(levels, intervals, strict=True):
+            if one is not None and rule == WITH_UNSEEN:
+                unseen = point * within_of_unseen(point, size, log.depth, 1 - levels[rule][number])
+                one = replace(one, low=min(one.low, point - unseen), high=max(one.high, point + unseen))
             holds = [one is not None and one.low <= truth <= one.high for truth in (log.of_traffic, log.own)]
             always[rule] = always[rule] and holds[0]
             is_tight = one is not None and max(one.high - point, point - one.low) <= asked * point
@@ -199,6 +214,7 @@ class Scenario:
 
 def scenarios() -> dict[str, Scenario]:
     found = {name: Scenario(lambda prompts, rng, name=name: draw_log(name, prompts, rng)) for name in SCENARIOS}
+    found["rare copying"] = Scenario(draw_log_of_rare_copying)
     found["groups"] = Scenario(draw_grouped_log)
     found["groups, in file order"] = Scenario(draw_grouped_log, in_file_order=True)
     return found
