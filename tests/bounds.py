@@ -34,7 +34,7 @@ TESTS = (
     "test_calibrate", "test_page", "test_terminal", "test_completion", "test_doctor",
 )  # fmt: skip
 # What these tests import beside the project.
-TOOLS = ("pytest", "pytest-timeout", "hypothesis", "jsonschema-rs")
+TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "jsonschema-rs")
 
 
 def wanted(end: str, instead: Sequence[Requirement] = ()) -> list[Requirement]:

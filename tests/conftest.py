@@ -21,6 +21,10 @@ from specprobe.summary import RunSummary
 
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    # torch, which is not imported yet, takes all processors in each process else, and waits for them in a busy loop.
+    threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 
 @cache
