@@ -138,6 +138,28 @@ class PrefixDrafter:
         return prefix_proposals(trajectory, depth, longest, hits, choices, draws, outside)
 
 
+def logits_at(model: Any, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    """Logits [R, V] of a model of transformers after tokens (`row`, `column`) [R] of `ids` [B, L].
+
+    Its head, which is most of a small model, runs over these alone; what a model does to logits behind it (a cap, a
+    scale) is done to them, too.
+    """
+
+    def pick(_head: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        states = given[0]
+        if states.shape[:2] != ids.shape:
+            return None
+        return states[row, column][None], *given[1:]
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(pick)
+    try:
+        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+    finally:
+        handle.remove()
+    # Some models read their head's matrix without calling it.
+    return logits[row, column] if logits.shape[:2] == ids.shape else logits[0]
+
+
 @dataclass(frozen=True, slots=True)
 class DraftModel:
     """A causal language model of transformers that drafts the next token."""
@@ -149,17 +171,16 @@ class DraftModel:
         self, works: list[Trajectory], rules: Sequence[DraftRule], known: Sequence[ResponseDistribution | None]
     ) -> Iterator[Scores]:
         """See `_Next`."""
-        rows = [known_tokens(work) for work in works]
-        ids = torch.from_numpy(padded_ids(rows)).to(self.model.device)
-        width = ids.shape[1]
-        first = min(t.prompt_ids.size for t in works)
+        texts = [known_tokens(work) for work in works]
+        ids = torch.from_numpy(padded_ids(texts)).to(self.model.device)
         inputs = self.match.draft_ids(ids, self.model.get_input_embeddings().num_embeddings)
-        logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=width - first).logits
-        # Not every architecture heeds what is to be kept.
-        logits = logits[:, first - width :]
+        # After the first output token, and so on up to the last but one.
+        columns = [np.arange(work.prompt_ids.size, len(text) - 1) for work, text in zip(works, texts, strict=True)]
+        counts = [len(some) for some in columns]
+        places = np.repeat(np.arange(len(works)), counts), np.concatenate(columns)
+        logits = logits_at(self.model, inputs, *(torch.from_numpy(index).to(ids.device) for index in places))
         vocabulary = self.match.mapping
-        for row, work in enumerate(works):
-            mine = logits[row, work.prompt_ids.size - first : len(rows[row]) - 1 - first]
+        for row, (work, mine) in enumerate(zip(works, torch.split(logits, counts), strict=True)):
             yield score_response(
                 mine.__getitem__, work, rules[row], known[row], logits.shape[-1], vocabulary, ids.device
             )
