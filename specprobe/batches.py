@@ -18,25 +18,34 @@ PASS_TOKENS = 4096
 # Results come out in order window by window, so a window bounds what has to wait for its turn.
 WINDOW = 64
 
+# A batch of so many tokens, which is about as fast for each as a larger one, takes no item that would make more than so
+# much of it padding.
+_ENOUGH_TOKENS = 512
+_MOST_PADDING = 0.1
+
 
 def windows(sizes: Sequence[int], most: int, counts: Sequence[int] | None = None) -> Iterator[list[list[int]]]:
     """Indices of items of these sizes, in windows of consecutive ones; each window is cut into batches of like size.
 
     A batch, padded to its largest item, has at most `most` in all; an item larger than that is a batch of its own.
+    Once it is long enough for a fast pass, little of it is padding.
     `counts`: of items that stay together, as one of them.
     """
     counts = [1] * len(sizes) if counts is None else counts
     for start in range(0, len(sizes), WINDOW):
         batches: list[list[int]] = []
-        held = 0
+        held = filled = 0
         for index in sorted(range(start, min(start + WINDOW, len(sizes))), key=lambda i: (sizes[i], i)):
             # Sizes rise, so the newest item sets the padded size of its batch.
-            if batches and (held + counts[index]) * sizes[index] <= most:
+            padded = (held + counts[index]) * sizes[index]
+            used = filled + counts[index] * sizes[index]
+            is_wasteful = filled >= _ENOUGH_TOKENS and padded - used > _MOST_PADDING * padded
+            if batches and padded <= most and not is_wasteful:
                 batches[-1].append(index)
-                held += counts[index]
+                held, filled = held + counts[index], used
             else:
                 batches.append([index])
-                held = counts[index]
+                held, filled = counts[index], counts[index] * sizes[index]
         yield batches
 
 
