@@ -20,7 +20,7 @@ WINDOW = 64
 
 # A batch of so many tokens, which is about as fast for each as a larger one, takes no item that would make more than so
 # much of it padding.
-_ENOUGH_TOKENS = 512
+_ENOUGH_TOKENS = 1024
 _MOST_PADDING = 0.1
 
 
