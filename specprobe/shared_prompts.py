@@ -37,8 +37,9 @@ def _shared(
     target: Target, texts: Sequence[Text], prompts: Sequence[TokenIds], keys: Sequence[bytes], run: Run
 ) -> list[dict[int, torch.Tensor]]:
     cache_input, _ = target.forward_inputs()
-    cache: Any = new_cache(target.model.config)
-    own = torch.tensor([keys.index(prompt.tobytes()) for prompt, _ in texts], device=target.device)
+    cache: Any = new_cache(target.model.config, room=0)
+    # On the CPU: layers may be on several devices.
+    own = torch.tensor([keys.index(prompt.tobytes()) for prompt, _ in texts])
     ids = _on(target, prompts)
     before = run(input_ids=ids, use_cache=True, **{cache_input: cache})
     cache.batch_select_indices(own)

@@ -399,7 +399,7 @@ def _score_some(
         output = start + position - 1
         wanted = batch.ids[row, batch.num_prompt[row] + output]
         # Beyond a text there is no p: what lies there comes last.
-        order = (output >= batch.num_output[row]).to(torch.int8).argsort(stable=True)
+        order = (output >= batch.num_output[row]).to(torch.int32).argsort(stable=True)
         num_inside = int((output < batch.num_output[row]).sum())
         for number in sorted({rules.index(rule) for rule in rules}):
             mine = order[rule_of[row[order]] == number]
