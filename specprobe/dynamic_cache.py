@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from specprobe.kv_cache import RoomyLayer
+from specprobe.kv_cache import ROOM_TOKENS, RoomyLayer
 from specprobe.ragged_cache import RaggedLayer
 
 
@@ -20,10 +20,10 @@ class RaggedDynamicLayer(RaggedLayer, DynamicLayer):  # type: ignore[misc]
     """A RaggedLayer with what else transformers asks of a layer."""
 
 
-def new_dynamic_cache(config: Any) -> Any:
+def new_dynamic_cache(config: Any, room: int = ROOM_TOKENS) -> Any:
     """transformers' cache for a model's config, roomy where its layers attend to everything."""
     cache = DynamicCache(config=config)
-    cache.layers = [RoomyDynamicLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    cache.layers = [RoomyDynamicLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 

@@ -19,13 +19,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specprobe.batches import padded_ids, text_windows
+from specprobe.batches import prompt_windows
 from specprobe.crew import Bench
 from specprobe.drafters.base import known_tokens
 from specprobe.errors import SpecprobeError
 from specprobe.paths import PRIVATE_FILE, file_errors
+from specprobe.shared_prompts import Text, states_of_texts
 from specprobe.target import Target
-from specprobe.trajectory import TokenIds, Trajectory
+from specprobe.trajectory import Trajectory
 
 # The target's last hidden state after its final norm: what its head reads.
 LAST = -1
@@ -139,8 +140,8 @@ def capture_features(
     Raises SpecprobeError where the disk cannot hold them.
     """
     works = distinct_texts(trajectories)
-    batches = [batch for window in text_windows(works) for batch in window]
-    texts = (([known_tokens(works[i]) for i in batch], tuple(taps)) for batch in batches)
+    batches = [batch for window in prompt_windows(works) for batch in window]
+    texts = (([_prompt_and_rest(works[i]) for i in batch], tuple(taps)) for batch in batches)
     with FeatureFiles(folder, taps) as files:
         for number, found in target.each(_states_of_batch, texts):
             for index, states in zip(batches[number], found, strict=True):
@@ -150,20 +151,26 @@ def capture_features(
     return files.features(target.text_config.hidden_size, target.model.dtype)
 
 
-def _states_of_batch(
-    bench: Bench, item: tuple[Sequence[TokenIds], Sequence[int]]
-) -> list[dict[int, NDArray[np.uint8]]]:
+def _states_of_batch(bench: Bench, item: tuple[Sequence[Text], Sequence[int]]) -> list[dict[int, NDArray[np.uint8]]]:
     """By text and tap: [tokens, bytes of a row], in the precision of the weights."""
     target, (texts, taps) = bench.running_target(), item
-    with torch.inference_mode(), recording(target, taps) as recorded:
-        ids = torch.from_numpy(padded_ids(texts)).to(target.device)
-        with contextlib.suppress(_EnoughError):
-            target.decoder(input_ids=ids, use_cache=False)
+
+    def run(**inputs: Any) -> dict[int, torch.Tensor]:
+        with recording(target, taps) as recorded:
+            with contextlib.suppress(_EnoughError):
+                target.decoder(**inputs)
+            return dict(recorded)
+
+    with torch.inference_mode():
         # Some models keep this stream in float32 beside narrower weights.
         return [
-            {tap: in_bytes(recorded[tap][row, : len(text)].to(target.model.dtype)) for tap in taps}
-            for row, text in enumerate(texts)
+            {tap: in_bytes(states.to(target.model.dtype)) for tap, states in by_tap.items()}
+            for by_tap in states_of_texts(target, texts, run)
         ]
+
+
+def _prompt_and_rest(trajectory: Trajectory) -> Text:
+    return trajectory.prompt_ids, np.concatenate([trajectory.output_ids, trajectory.tail_ids])
 
 
 def in_bytes(states: torch.Tensor) -> NDArray[np.uint8]:

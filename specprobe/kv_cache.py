@@ -9,20 +9,21 @@ import torch
 from specprobe.embedded import LlamaConfig
 
 # Room added at a time: the copies then cost less than a hundredth of a decode step each.
-_ROOM_TOKENS = 256
+ROOM_TOKENS = 256
 
 
 class RoomyLayer:
     """The keys and values of a layer with spare room: appending a token does not copy all tokens before it.
 
-    `keys` and `values` [batch, heads, tokens, dim] are views into larger buffers.
+    `keys` and `values` [batch, heads, tokens, dim] are views into larger buffers, with `room` for more tokens.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = ROOM_TOKENS) -> None:
         super().__init__()
+        self._room = room
         self._buffers: tuple[torch.Tensor, torch.Tensor] | None = None
         self.is_initialized = False
 
@@ -41,8 +42,8 @@ class RoomyLayer:
         total = length + key_states.shape[-2]
         if self._buffers is None or self._buffers[0].shape[-2] < total:
             self._buffers = (
-                _with_room(self.keys, key_states, total + _ROOM_TOKENS),
-                _with_room(self.values, value_states, total + _ROOM_TOKENS),
+                _with_room(self.keys, key_states, total + self._room),
+                _with_room(self.values, value_states, total + self._room),
             )
         keys, values = self._buffers
         keys[:, :, length:total] = key_states
@@ -73,8 +74,8 @@ class RoomyLayer:
 class RoomyCache:
     """A RoomyLayer for each layer of a model."""
 
-    def __init__(self, num_layers: int) -> None:
-        self.layers = [RoomyLayer() for _ in range(num_layers)]
+    def __init__(self, num_layers: int, room: int = ROOM_TOKENS) -> None:
+        self.layers = [RoomyLayer(room) for _ in range(num_layers)]
 
     def get_seq_length(self) -> int:
         """How many tokens it holds."""
@@ -96,13 +97,16 @@ class RoomyCache:
             layer.batch_select_indices(indices)
 
 
-def new_cache(config: Any) -> Any:
-    """A cache for a model's config: roomy where its layers attend to everything, transformers' own elsewhere."""
+def new_cache(config: Any, room: int = ROOM_TOKENS) -> Any:
+    """A cache for a model's config: roomy where its layers attend to everything, transformers' own elsewhere.
+
+    `room`: of how many tokens, for a batch that is not decoded token by token.
+    """
     if isinstance(config, LlamaConfig):
-        return RoomyCache(config.num_hidden_layers)
+        return RoomyCache(config.num_hidden_layers, room)
     from specprobe.dynamic_cache import new_dynamic_cache
 
-    return new_dynamic_cache(config)
+    return new_dynamic_cache(config, room)
 
 
 def kv_token_bytes(config: Any, itemsize: int) -> int:

@@ -108,6 +108,11 @@ class ResponseDistribution:
         logits = self.head(self.states[positions]).float()
         return torch.log_softmax(processed_logits(logits, self.trajectory, positions, self.rule), dim=-1)
 
+    @torch.inference_mode()
+    def p(self, positions: torch.Tensor) -> torch.Tensor:
+        """p of every token [R, V] at output tokens `positions` [R]."""
+        return self.log_p(positions).exp_()
+
     def errors(self) -> list[float]:
         """How far log p of the text is from what was recorded, in nats, at tokens that were not all but certain."""
         assert self.trajectory.log_probs is not None

@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM
 
 from specprobe.acceptance import Acceptance
 from specprobe.drafters import Adoption, Limits, ModelSpec, Proposals, parse_drafter
-from specprobe.drafters.draft import PrefixDrafter, Scored
+from specprobe.drafters.draft import PrefixDrafter
 from specprobe.drafters.heads import HeadDrafter, RoundScores, round_draws
 from specprobe.drafters.scores import Drawing, Draws, nested_proposals, prefix_proposals, score_rows
 from specprobe.profiles import NgramRule, resolve_profile
@@ -364,12 +364,12 @@ class ToyHead:
         return TEMPERATURE * states.log()
 
 
-def toy_head(toy: Toy) -> HeadDrafter:
+def toy_head(toy: Toy | ToyHead) -> HeadDrafter:
     return HeadDrafter(
         "toy",
         {},
         Adoption.TRAINED_HEAD,
-        ToyHead(toy),
+        toy if isinstance(toy, ToyHead) else ToyHead(toy),
         None,
         (),
         torch.device("cpu"),
@@ -384,7 +384,7 @@ def toy_model(q: np.ndarray) -> PrefixDrafter:
     def score(works: list[Trajectory], rules: Any, _: Any) -> Any:
         for work, rule in zip(works, rules, strict=True):
             ids = torch.from_numpy(work.output_ids.astype(np.int64))
-            yield Scored(score_rows(rule.temperature * torch.tensor(q)[ids[:-1]].log(), ids[1:], rule), None)
+            yield score_rows(rule.temperature * torch.tensor(q)[ids[:-1]].log(), ids[1:], rule)
 
     return PrefixDrafter("toy", {}, Adoption.SECOND_MODEL, score, Drawing(sampled=True))
 
@@ -450,6 +450,49 @@ def toy_works(texts: np.ndarray, p: np.ndarray) -> list[Trajectory]:
         replace(make_trajectory([PROMPT], text, name=i, temperature=TEMPERATURE), log_probs=row)
         for i, (text, row) in enumerate(zip(texts, log_probs, strict=True))
     ]
+
+
+@dataclass
+class CountedHead(ToyHead):
+    """Counts the drafts that it is asked for."""
+
+    drafts: int = 0
+
+    def logits(self, states: torch.Tensor, position: int) -> torch.Tensor:
+        self.drafts += len(states)
+        return super().logits(states, position)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["parallel", "separate"]), st.integers(1, 6))
+@settings(max_examples=40, deadline=None)
+def test_rounds_without_a_chance_to_get_further_need_not_be_drafted(seed, name, depth):
+    """Whatever p and q, leaving them out changes expectations by no more than float32 does."""
+    rng = np.random.default_rng(seed)
+    # From all but even to all but certain: many ratios of q to p are far below 1.
+    p, q = (rng.dirichlet(np.full(WORDS, 0.02 + rng.random()), size=shape) + 1e-6 for shape in ((6,), (6, 6, 6)))
+    head = CountedHead(Toy(q if name == "separate" else np.broadcast_to(q[0], q.shape), False, name == "parallel"))
+    works = toy_works(rng.integers(WORDS, size=(3, 20)), p)
+    found, drafts = [], []
+    for least in (2.0**-24, np.finfo(np.float64).tiny):
+        head.drafts = 0
+        with pytest.MonkeyPatch.context() as patched:
+            for module in ("heads", "scores"):
+                patched.setattr(f"specprobe.drafters.{module}.LEAST_SURVIVAL", least)
+            found.append(replay(toy_head(head), works, depth, draft_sampling="sampled"))
+        drafts.append(head.drafts)
+    assert drafts[0] <= drafts[1]
+    for counts in COUNTS:
+        assert getattr(found[0], counts) == pytest.approx(getattr(found[1], counts), abs=1e-5)
+
+
+def test_a_round_is_over_where_it_has_no_chance_to_get_further():
+    """Of tokens that are drafted with 6e-5 of their chance two are enough."""
+    q = np.full((WORDS, WORDS), 1e-5)
+    q[:, 1:] = (1 - 1e-5) / (WORDS - 1)
+    head = CountedHead(Toy(np.broadcast_to(q, (8, 8, WORDS, WORDS)), chain=False, nested=True))
+    works = toy_works(np.zeros((2, 30), dtype=np.int64), np.full((WORDS, WORDS), 1 / WORDS))
+    replay(toy_head(head), works, 8, draft_sampling="sampled")
+    assert head.drafts == 2 * (29 + 28)
 
 
 def replayed(acceptance: Acceptance) -> np.ndarray:

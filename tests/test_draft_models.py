@@ -14,10 +14,12 @@ import pytest
 import torch
 import toy_target as toy
 from reference import make_trajectory
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from specprobe.causal_lm import LoadOptions
 from specprobe.cli import run_command
 from specprobe.drafters import DraftContext, Limits, ModelSpec, OpenDrafter, open_drafter
+from specprobe.drafters.draft import logits_at
 from specprobe.drafters.vocabularies import VocabularyMatch, match_vocabularies
 from specprobe.errors import SpecprobeError
 from specprobe.profiles import resolve_profile
@@ -466,3 +468,33 @@ def test_ids_that_the_draft_model_does_not_have_are_not_drafted(capsys, models):
     status, document, err = run(capsys, *arguments)
     assert status == 0, err
     assert document["results"][0]["depths"][0]["emitted_tokens"] == 5
+
+
+@pytest.mark.parametrize("kind", ["llama", "capped", "scaled", "head is not called"])
+def test_the_head_runs_over_the_tokens_that_are_asked_for(kind):
+    """And what a model does to its logits behind it stays done."""
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    more = {"capped": {"final_logit_softcapping": 0.1}, "scaled": {"logits_scaling": 7.0}}.get(kind, {})
+    config = AutoConfig.for_model(
+        {"capped": "gemma2", "scaled": "granite"}.get(kind, "llama"), **sizes, **heads, **more
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    head = model.get_output_embeddings()
+    if kind == "head is not called":
+        model.lm_head = torch.nn.Module()
+        model.lm_head.forward = lambda states: states @ head.weight.T
+        model.get_output_embeddings = lambda: head
+    ids = torch.randint(40, (3, 7))
+    row, column = torch.tensor([0, 0, 2]), torch.tensor([1, 6, 3])
+    rows: list[int] = []
+    head.register_forward_hook(lambda _head, _given, logits: rows.append(logits.shape[:-1].numel()))
+    with torch.inference_mode():
+        whole = model(input_ids=ids, use_cache=False).logits
+        found = logits_at(model, ids, row, column)
+        again = model(input_ids=ids, use_cache=False).logits
+    assert torch.allclose(found, whole[row, column], atol=1e-6)
+    assert whole.std() > 0.01
+    assert (again == whole).all()
+    assert rows == ([] if kind == "head is not called" else [21, 3, 21])

@@ -223,8 +223,8 @@ def test_expectations_of_one_position_are_the_closed_forms(rule):
         drawing = Drawing(sampled=True, accept=rule)
         expected = literal.expected_acceptance(p, q, rule)
         rule_at = drawing.rule(make_trajectory([1], [1, 2], temperature=1.0))
-        log_p, log_q = (torch.tensor(np.log(values), dtype=torch.float32)[None] for values in (p, q))
-        found = float(overlaps(log_q, log_p, rule_at)[0])
+        rows = [torch.tensor(values, dtype=torch.float32)[None] for values in (q, p)]
+        found = float(overlaps(*rows, rule_at.accept)[0])
         assert found == pytest.approx(expected, abs=1e-5)
         # What was accepted, over all tokens that p could have written.
         given = acceptance_probability(np.log(q).astype(np.float32), np.log(p).astype(np.float32), rule)

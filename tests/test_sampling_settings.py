@@ -263,7 +263,12 @@ def test_more_samples_are_no_more_prompts(capsys, models):
     assert three["workload"]["prompts"] == 6
     for mine, theirs in zip(one["results"], three["results"], strict=True):
         # The first sample is what it was alone; the suffix tree of the others holds nothing of it.
-        assert [row for row in theirs["per_prompt"] if row["sample"] == 0] == mine["per_prompt"]
+        first = [row for row in theirs["per_prompt"] if row["sample"] == 0]
+        for row, same in zip(first, mine["per_prompt"], strict=True):
+            # Other samples go through the target with them, which rounds p otherwise.
+            for key in [key for key in same if key.startswith("expected")]:
+                assert row.pop(key) == pytest.approx(same.pop(key), abs=1e-6)
+            assert row == same
     codes = [warning["code"] for warning in three["warnings"]]
     assert codes.count("too_few_prompts") >= 1
 

@@ -28,7 +28,6 @@ from specprobe.drafters.scores import (
     drawing,
     longest_by_depth,
     outside_mass,
-    overlaps,
     prefix_proposals,
     score_rows,
     target_log_probs,
@@ -44,24 +43,18 @@ from specprobe.tokens import load_tokenizer
 from specprobe.trajectory import Trajectory
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scored:
-    """The drafts for every token that follows the first of a response, [N + tail - 1]; see `Scores`.
-
-    `overlap` [N - 1]: see `overlaps`; None where p is not known or drafts are not sampled.
-    """
-
-    scores: Scores
-    overlap: torch.Tensor | None
-
-
 class _Next(Protocol):
-    """Scores of the drafts for every token that follows the first output token, of a batch of trajectories."""
+    """Scores [N + tail - 1] of the drafts for every token that follows the first output token, of a batch of
+    trajectories; their overlap [N - 1].
+    """
 
     def __call__(
         self, works: list[Trajectory], rules: Sequence[DraftRule], known: Sequence[ResponseDistribution | None]
-    ) -> Iterator[Scored]:
+    ) -> Iterator[Scores]:
         """For each response, in order; a rule and, where it is known, p of each."""
+
+
+_CPU = torch.device("cpu")
 
 
 def score_response(
@@ -71,25 +64,25 @@ def score_response(
     p: ResponseDistribution | None,
     vocab_size: int,
     vocabulary: DraftVocabulary | None = None,
-) -> Scored:
+    device: torch.device = _CPU,
+) -> Scores:
     """The drafts of one response, a few rows at a time: `logits` gives those of a slice, [R, draft vocabulary]."""
     written = np.concatenate([trajectory.output_ids, trajectory.tail_ids])[1:].astype(np.int64)
     num_inside = trajectory.output_ids.size - 1
     found: list[Scores] = []
-    overlap: list[torch.Tensor] = []
-    for rows in chunk_rows(written.size, vocab_size):
+    for rows in chunk_rows(written.size, vocab_size, device):
         some = logits(rows)
-        found.append(score_rows(some, torch.from_numpy(written[rows]).to(some.device), rule, vocabulary))
-        inside = torch.arange(written.size, device=some.device)[rows]
+        inside = torch.arange(written.size, device=device)[rows]
         inside = inside[inside < num_inside]
-        if rule.sampled and p is not None and len(inside):
-            # Output token 0 has no draft: row 0 drafts for token 1.
-            overlap.append(overlaps(some[: len(inside)], p.log_p(inside + 1), rule, vocabulary))
+        # Output token 0 has no draft: row 0 drafts for token 1.
+        p_inside = p.p(inside + 1) if rule.sampled and p is not None and len(inside) else None
+        found.append(score_rows(some, torch.from_numpy(written[rows]).to(device), rule, vocabulary, p_inside))
     if not found:
         nothing = torch.zeros(0)
-        return Scored(Scores(nothing.bool(), nothing.long(), nothing), nothing if p is not None else None)
-    joined = Scores(*(torch.cat([getattr(s, name) for s in found]) for name in ("hits", "choice", "log_q")))
-    return Scored(joined, torch.cat(overlap) if overlap else None)
+        return Scores(nothing.bool(), nothing.long(), nothing, nothing if p is not None else None)
+    overlap = [scores.overlap for scores in found if scores.overlap is not None]
+    hits, choice, log_q = (torch.cat([getattr(s, name) for s in found]) for name in ("hits", "choice", "log_q"))
+    return Scores(hits, choice, log_q, torch.cat(overlap) if overlap else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,23 +119,45 @@ class PrefixDrafter:
         trajectory: Trajectory,
         depth: int,
         limits: Limits,
-        found: Scored,
+        found: Scores,
         rule: DraftRule,
         p: ResponseDistribution | None,
     ) -> Proposals:
         # The prefill writes the first output token: nothing is drafted for it.
-        hits = np.concatenate([[False], found.scores.hits.cpu().numpy()])
-        choices = np.concatenate([[-1], found.scores.choice.cpu().numpy()]).astype(np.int32)
+        hits = np.concatenate([[False], found.hits.cpu().numpy()])
+        choices = np.concatenate([[-1], found.choice.cpu().numpy()]).astype(np.int32)
         draws: Draws | None = None
         num_output = trajectory.output_ids.size
         if rule.sampled:
-            log_q = found.scores.log_q[: num_output - 1].cpu().numpy()
+            log_q = found.log_q[: num_output - 1].cpu().numpy()
             given = acceptance_probability(log_q, target_log_probs(trajectory)[1:], rule.accept)
             overlap = None if found.overlap is None else found.overlap.cpu().numpy().astype(np.float64)
             draws = Draws(np.concatenate([[0.0], given]), None if overlap is None else np.concatenate([[0.0], overlap]))
         longest = longest_by_depth(trajectory, depth, limits, self.max_positions)
         outside = None if self.vocabulary is None else outside_mass(self.vocabulary, trajectory, p)
         return prefix_proposals(trajectory, depth, longest, hits, choices, draws, outside)
+
+
+def logits_at(model: Any, ids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    """Logits [R, V] of a model of transformers after tokens (`row`, `column`) [R] of `ids` [B, L].
+
+    Its head, which is most of a small model, runs over these alone; what a model does to logits behind it (a cap, a
+    scale) is done to them, too.
+    """
+
+    def pick(_head: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        states = given[0]
+        if states.shape[:2] != ids.shape:
+            return None
+        return states[row, column][None], *given[1:]
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(pick)
+    try:
+        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+    finally:
+        handle.remove()
+    # Some models read their head's matrix without calling it.
+    return logits[row, column] if logits.shape[:2] == ids.shape else logits[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,20 +169,21 @@ class DraftModel:
 
     def __call__(
         self, works: list[Trajectory], rules: Sequence[DraftRule], known: Sequence[ResponseDistribution | None]
-    ) -> Iterator[Scored]:
+    ) -> Iterator[Scores]:
         """See `_Next`."""
-        rows = [known_tokens(work) for work in works]
-        ids = torch.from_numpy(padded_ids(rows)).to(self.model.device)
-        width = ids.shape[1]
-        first = min(t.prompt_ids.size for t in works)
+        texts = [known_tokens(work) for work in works]
+        ids = torch.from_numpy(padded_ids(texts)).to(self.model.device)
         inputs = self.match.draft_ids(ids, self.model.get_input_embeddings().num_embeddings)
-        logits = self.model(input_ids=inputs, use_cache=False, logits_to_keep=width - first).logits
-        # Not every architecture heeds what is to be kept.
-        logits = logits[:, first - width :]
+        # After the first output token, and so on up to the last but one.
+        columns = [np.arange(work.prompt_ids.size, len(text) - 1) for work, text in zip(works, texts, strict=True)]
+        counts = [len(some) for some in columns]
+        places = np.repeat(np.arange(len(works)), counts), np.concatenate(columns)
+        logits = logits_at(self.model, inputs, *(torch.from_numpy(index).to(ids.device) for index in places))
         vocabulary = self.match.mapping
-        for row, work in enumerate(works):
-            mine = logits[row, work.prompt_ids.size - first : len(rows[row]) - 1 - first]
-            yield score_response(mine.__getitem__, work, rules[row], known[row], logits.shape[-1], vocabulary)
+        for row, (work, mine) in enumerate(zip(works, torch.split(logits, counts), strict=True)):
+            yield score_response(
+                mine.__getitem__, work, rules[row], known[row], logits.shape[-1], vocabulary, ids.device
+            )
 
 
 @dataclass(frozen=True)
@@ -291,7 +307,7 @@ class EarlyExit:
 
     def __call__(
         self, works: list[Trajectory], rules: Sequence[DraftRule], known: Sequence[ResponseDistribution | None]
-    ) -> Iterator[Scored]:
+    ) -> Iterator[Scores]:
         """See `_Next`."""
         norm, head = self.target.final_norm, self.target.model.get_output_embeddings()
         for work, rule, p in zip(works, rules, known, strict=True):
@@ -301,7 +317,8 @@ class EarlyExit:
                 found: torch.Tensor = head(norm(states[rows]))
                 return found
 
-            yield score_response(logits, work, rule, p, self.target.record.vocab_size)
+            vocab_size = self.target.record.vocab_size
+            yield score_response(logits, work, rule, p, vocab_size, device=self.target.device)
 
 
 @dataclass(frozen=True)

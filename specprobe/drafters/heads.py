@@ -3,8 +3,9 @@
 A head keeps its own keys and values. A round that starts after token n sees the context up to there, computed from
 the target's states, and the entries of its own round. So passes 2, 3, ... over all starts add entries to the cache
 that only their own round may see: the mask is causal over the context and diagonal over rounds (as in training with
-several steps, EAGLE-3, arXiv 2503.01840, section 3.2). Greedy drafts of a round matter until the first miss: later
-passes run over the rounds that are still alive. Imports torch and transformers.
+several steps, EAGLE-3, arXiv 2503.01840, section 3.2). Greedy drafts of a round matter until the first miss, sampled
+ones while there is a chance that all before them were accepted: later passes run over the rounds that are still alive.
+Imports torch and transformers.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from specprobe.batches import in_order, padded_ids
 from specprobe.drafters.base import Adoption, Limits, Proposals, known_tokens
 from specprobe.drafters.models import DraftContext, OpenModel, describe_model
 from specprobe.drafters.scores import (
+    LEAST_SURVIVAL,
     DraftRule,
     DraftVocabulary,
     Drawing,
@@ -31,9 +33,9 @@ from specprobe.drafters.scores import (
     longest_by_depth,
     nested_proposals,
     outside_mass,
-    overlaps,
     score_rows,
     separate_proposals,
+    surviving,
     target_log_probs,
 )
 from specprobe.dynamic_cache import new_round_cache
@@ -128,10 +130,11 @@ class HeadDrafter:
             # Requests of one temperature may differ in what else they ask for.
             rules = [self.drawing.rule(work) for work in some]
             known = [self.drawing.p(work, self.vocabulary) for work in some]
+            log_probs = _padded_log_probs(some) if rules[0].sampled else None
             with torch.inference_mode():
                 # By depth, or once for all where they are nested.
                 scores = [
-                    score_rounds(self.head, batch, k, rules, self.vocabulary, known)
+                    score_rounds(self.head, batch, k, rules, self.vocabulary, known, log_probs)
                     for k in ([depth] if self.head.nested else range(1, depth + 1))
                 ]
             for row, (work, rule, p) in enumerate(zip(some, rules, known, strict=True)):
@@ -203,7 +206,14 @@ def round_draws(trajectory: Trajectory, found: RoundScores, rule: DraftRule) -> 
     for i in range(depth):
         reach = max(0, num_output - i)
         accept[i, :reach] = acceptance_probability(found.log_q[i, :reach], log_p[i:], rule.accept)
-    return Draws(accept, None if found.overlap is None else found.overlap.astype(np.float64))
+    return Draws(surviving(accept), None if found.overlap is None else found.overlap.astype(np.float64))
+
+
+def _padded_log_probs(works: Sequence[Trajectory]) -> NDArray[np.float32]:
+    """log p of the text [B, N]."""
+    rows = [target_log_probs(work) for work in works]
+    width = max(map(len, rows))
+    return np.stack([np.pad(row, (0, width - len(row))) for row in rows])
 
 
 def make_batch(
@@ -240,7 +250,7 @@ class RoundScores:
 
     `hits`: whether the greedy draft is right; `choices`: which it is (a target id); `log_q`: of the text there;
     `overlap`: see `overlaps`, None where p is not known. Only filled in where all positions before have a chance to be
-    accepted: elsewhere no engine gets there.
+    accepted, see `surviving`: elsewhere no engine gets there.
     """
 
     hits: NDArray[np.bool_]
@@ -262,8 +272,13 @@ def score_rounds(
     rules: Sequence[DraftRule],
     vocabulary: DraftVocabulary | None = None,
     known: Sequence[ResponseDistribution | None] = (),
+    log_probs: NDArray[np.float32] | None = None,
 ) -> RoundScores:
-    """Draft every round of a batch; `rules` and, where there is one, p `known` by response."""
+    """Draft every round of a batch; `rules` and, where there is one, p `known` by response.
+
+    `log_probs` [B, N]: log p of the text, which sampled drafts are held against; what is beyond the end of a response
+    is not looked at.
+    """
     rows, width = batch.ids.shape[0], int(batch.num_output.max())
     shape = rows, depth, width
     filled = _Filled(
@@ -272,17 +287,15 @@ def score_rounds(
         log_q=torch.full(shape, -torch.inf, device=batch.device),
         overlap=torch.zeros(shape, device=batch.device) if rules[0].sampled and all(known) and known else None,
     )
+    text = _Text(rules, None if not rules[0].sampled else log_probs)
     columns = torch.arange(width, device=batch.device)[None]
     alive = (columns >= 1) & (columns < batch.num_output[:, None])
     state = head.begin(batch, depth)
     at_once = ROUNDS_AT_ONCE if filled.overlap is None else _rounds_at_once(depth, known)
     for first in range(1, width, at_once):
         here = (columns >= first) & (columns < first + at_once)
-        stretches = None
-        if filled.overlap is not None:
-            end = first + at_once + depth - 1
-            stretches = [_Stretch.of(p, first, end) for p in known]
-        _score_some(head, batch, state, alive & here, rules, vocabulary, stretches, filled)
+        stretch = None if filled.overlap is None else _Stretch.of(known, first, first + at_once + depth - 1)
+        _score_some(head, batch, state, alive & here, text, vocabulary, stretch, filled)
         head.rewind(state)
     return RoundScores(
         filled.hits.cpu().numpy(),
@@ -303,19 +316,50 @@ class _Filled:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Text:
+    """What the target wrote and how it is drafted: `rules` by response; `log_probs` [B, N], None for greedy drafts."""
+
+    rules: Sequence[DraftRule]
+    log_probs: NDArray[np.float32] | None
+
+    def accept(self, log_q: NDArray[np.float32], position: int, num_output: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The chance [B, N] that this position of the rounds at each output token is accepted; 0 beyond the text."""
+        assert self.log_probs is not None
+        places = np.arange(log_q.shape[1]) + position - 1
+        log_p = self.log_probs[:, np.minimum(places, log_q.shape[1] - 1)]
+        # All rules are of one drafter and one temperature.
+        accept = acceptance_probability(log_q, log_p, self.rules[0].accept)
+        return np.where(places < num_output[:, None], accept, 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Stretch:
-    """log p [R, V] at output tokens from `first` on: the head runs once for all positions of the rounds there."""
+    """p [R, V] at output tokens from `first` on: the target's head runs once for all positions of the rounds there.
+
+    `offset` [B]: the row of a response's first.
+    """
 
     first: int
-    log_p: torch.Tensor
+    p: torch.Tensor
+    offset: torch.Tensor
 
     @classmethod
-    def of(cls, p: ResponseDistribution | None, first: int, end: int) -> _Stretch | None:
-        """Up to `end`, or the end of the response; None where p is not known or the response is over."""
-        if p is None or first >= len(p.states):
-            return None
-        positions = torch.arange(first, min(end, len(p.states)), device=p.states.device)
-        return cls(first, p.log_p(positions))
+    def of(cls, known: Sequence[ResponseDistribution | None], first: int, end: int) -> _Stretch:
+        """Of all responses up to `end`, or their ends; none of them may be unknown."""
+        found = [p for p in known if p is not None]
+        counts = [max(0, min(end, len(p.states)) - first) for p in found]
+        device, vocab_size = found[0].states.device, found[0].head.weight.shape[0]
+        table = torch.empty(sum(counts), vocab_size, device=device)
+        offset = np.cumsum([0, *counts])
+        for p, count, start in zip(found, counts, offset.tolist(), strict=False):
+            for rows in chunk_rows(count, vocab_size, device):
+                positions = first + torch.arange(count, device=device)[rows]
+                table[start + rows.start : start + rows.start + len(positions)] = p.p(positions)
+        return cls(first, table, torch.from_numpy(offset[:-1]).to(device))
+
+    def rows(self, response: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """p [R, V] of `response` [R] at output tokens `output` [R]."""
+        return self.p[self.offset[response] + output - self.first]
 
 
 def _rounds_at_once(depth: int, known: Sequence[ResponseDistribution | None]) -> int:
@@ -329,15 +373,19 @@ def _score_some(
     batch: Batch,
     state: Any,
     alive: torch.Tensor,
-    rules: Sequence[DraftRule],
+    text: _Text,
     vocabulary: DraftVocabulary | None,
-    stretches: Sequence[_Stretch | None] | None,
+    stretch: _Stretch | None,
     filled: _Filled,
 ) -> None:
-    """Fill in the rounds that are alive, [B, N]; `stretches`: p there, by response."""
+    """Fill in the rounds that are alive, [B, N]; `stretch`: p there."""
     columns = torch.arange(alive.shape[1], device=batch.device)[None]
     # Responses mostly ask for the same; then their rows are scored together.
+    rules = text.rules
     rule_of = torch.tensor([rules.index(rule) for rule in rules], device=batch.device)
+    num_output = batch.num_output.cpu().numpy()
+    hit_so_far = alive
+    survival = alive.cpu().numpy().astype(np.float64)
     for position in range(1, filled.hits.shape[1] + 1):
         alive = alive & (columns + position - 1 < batch.num_known[:, None])
         row, start = alive.nonzero(as_tuple=True)
@@ -348,44 +396,31 @@ def _score_some(
         starts = start.new_full((len(alive), int(column.max()) + 1), -1)
         starts[row, column] = start
         states = head.draft(state, position, starts)
-        wanted = batch.ids[row, batch.num_prompt[row] + start + position - 1]
+        output = start + position - 1
+        wanted = batch.ids[row, batch.num_prompt[row] + output]
+        # Beyond a text there is no p: what lies there comes last.
+        order = (output >= batch.num_output[row]).to(torch.int32).argsort(stable=True)
+        num_inside = int((output < batch.num_output[row]).sum())
         for number in sorted({rules.index(rule) for rule in rules}):
-            mine = (rule_of[row] == number).nonzero()[:, 0]
-            rule = rules[number]
-            for part in chunk_rows(len(mine), vocab_size=1 << 17):
+            mine = order[rule_of[row[order]] == number]
+            inside = int((rule_of[row[order[:num_inside]]] == number).sum())
+            for part in chunk_rows(len(mine), vocab_size=1 << 17, device=batch.device):
                 at = mine[part]
                 where = row[at], torch.full_like(at, position - 1), start[at]
                 logits = head.logits(states[row[at], column[at]], position)
-                scores = score_rows(logits, wanted[at], rule, vocabulary)
+                with_p = at[: max(0, inside - part.start)]
+                p = stretch.rows(row[with_p], output[with_p]) if stretch is not None and len(with_p) else None
+                scores = score_rows(logits, wanted[at], rules[number], vocabulary, p)
                 filled.hits[where] = scores.hits
                 filled.choices[where] = scores.choice.to(torch.int32)
                 filled.log_q[where] = scores.log_q
-                if filled.overlap is not None and stretches is not None:
-                    _fill_overlap(filled.overlap, logits, where, stretches, rule, vocabulary, batch)
-        hits = filled.hits[:, position - 1]
-        reached = filled.log_q[:, position - 1] > -torch.inf if rules[0].sampled else hits
-        alive = alive & (reached | hits)
-
-
-def _fill_overlap(
-    overlap: torch.Tensor,
-    logits: torch.Tensor,
-    where: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    stretches: Sequence[_Stretch | None],
-    rule: DraftRule,
-    vocabulary: DraftVocabulary | None,
-    batch: Batch,
-) -> None:
-    """The rows of `logits` [R, draft vocabulary] at `where`, response by response; beyond a text there is no p."""
-    row, position, start = where
-    output = start + position
-    inside = output < batch.num_output[row]
-    for number in torch.unique(row).tolist():
-        stretch = stretches[number]
-        at = ((row == number) & inside).nonzero()[:, 0]
-        if stretch is not None and len(at):
-            found = overlaps(logits[at], stretch.log_p[output[at] - stretch.first], rule, vocabulary)
-            overlap[row[at], position[at], start[at]] = found
+                if filled.overlap is not None and scores.overlap is not None:
+                    filled.overlap[tuple(index[: len(with_p)] for index in where)] = scores.overlap
+        hit_so_far = hit_so_far & filled.hits[:, position - 1]
+        alive = hit_so_far
+        if text.log_probs is not None:
+            survival *= text.accept(filled.log_q[:, position - 1].cpu().numpy(), position, num_output)
+            alive = alive | torch.from_numpy(survival >= LEAST_SURVIVAL).to(batch.device)
 
 
 def rows_at(states: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

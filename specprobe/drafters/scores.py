@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 # Values of logits that are worked on at once (256 MB in float32).
 _LOGIT_VALUES = 2**26
+# On a CPU, rows of them: a product with the head's matrix is at its fastest by then, and what it gives is still warm in
+# the caches when it is read.
+_CPU_ROWS = 128
+# float32's rounding of 1.
+LEAST_SURVIVAL = 2.0**-24
+"""A round that gets further with less chance than this is taken for over: q itself is known no better."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,18 +136,27 @@ class Scores:
     """What drafts are worth where the target wrote a token, [R] each.
 
     `hits`: whether the greedy draft is that token; `choice`: the greedy draft, a target id. `log_q`: log q of the
-    token, zeros where drafts are not sampled, -inf where it cannot be drafted.
+    token, zeros where drafts are not sampled, -inf where it cannot be drafted. `overlap`: see `overlaps`; None where
+    p is not known or drafts are not sampled.
     """
 
     hits: torch.Tensor
     choice: torch.Tensor
     log_q: torch.Tensor
+    overlap: torch.Tensor | None = None
 
 
 def score_rows(
-    logits: torch.Tensor, wanted: torch.Tensor, rule: DraftRule, vocabulary: DraftVocabulary | None = None
+    logits: torch.Tensor,
+    wanted: torch.Tensor,
+    rule: DraftRule,
+    vocabulary: DraftVocabulary | None = None,
+    p: torch.Tensor | None = None,
 ) -> Scores:
-    """Score drafts from `logits` [R, draft vocabulary] against the tokens `wanted` [R] (target ids)."""
+    """Score drafts from `logits` [R, draft vocabulary] against the tokens `wanted` [R] (target ids).
+
+    `p` [R', target vocabulary]: of the target at the first R' of these rows, where it is known.
+    """
     if vocabulary is not None:
         wanted = vocabulary.wanted(wanted)
         logits = logits.masked_fill(vocabulary.to_target < 0, float("-inf"))
@@ -155,32 +170,35 @@ def score_rows(
     drafted = choice if vocabulary is None else vocabulary.to_target[choice]
     if not rule.sampled:
         return Scores(hits, drafted, torch.zeros_like(hits, dtype=torch.float32))
-    chosen = rule.log_q(logits).gather(-1, wanted.clamp(0, logits.shape[-1] - 1)[:, None])[:, 0]
-    return Scores(hits, drafted, torch.where(possible, chosen, -torch.inf))
+    log_q = rule.log_q(logits)
+    chosen = log_q.gather(-1, wanted.clamp(0, logits.shape[-1] - 1)[:, None])[:, 0]
+    overlap = None if p is None else overlaps(log_q[: len(p)].exp_(), p, rule.accept, vocabulary)
+    return Scores(hits, drafted, torch.where(possible, chosen, -torch.inf), overlap)
 
 
 def overlaps(
-    logits: torch.Tensor, log_p: torch.Tensor, rule: DraftRule, vocabulary: DraftVocabulary | None = None
+    q: torch.Tensor, p: torch.Tensor, accept: SampledRule, vocabulary: DraftVocabulary | None = None
 ) -> torch.Tensor:
-    """The chance [R] that a draft drawn from `logits` is accepted where the target has `log_p` [R, V].
+    """The chance [R] that a draft drawn from `q` [R, draft vocabulary] is accepted where the target has `p` [R, V].
 
     sum_x min(p(x), q(x)) under rejection sampling (Leviathan et al., arXiv 2211.17192, section 3.1); sum_x p(x) q(x)
     where the target is sampled and compared.
     """
     if vocabulary is not None:
-        logits = logits.masked_fill(vocabulary.to_target < 0, float("-inf"))
-        p = log_p[:, vocabulary.to_target.clamp(min=0)].exp()
+        # What has no counterpart has q = 0.
+        p = p[:, vocabulary.to_target.clamp(min=0)]
     else:
         # One of the two may have rows that no token uses.
-        width = min(logits.shape[-1], log_p.shape[-1])
-        p = torch.nn.functional.pad(log_p[:, :width].exp(), (0, logits.shape[-1] - width))
-    q = rule.log_q(logits).exp()
-    return (torch.minimum(p, q) if rule.accept == "rejection" else p * q).sum(-1)
+        width = min(q.shape[-1], p.shape[-1])
+        q, p = q[:, :width], p[:, :width]
+    return (torch.minimum(p, q) if accept == "rejection" else p * q).sum(-1)
 
 
-def chunk_rows(num_rows: int, vocab_size: int) -> Sequence[slice]:
+def chunk_rows(num_rows: int, vocab_size: int, device: torch.device) -> Sequence[slice]:
     """Slices of rows whose logits are few enough to be held at once."""
     step = max(1, _LOGIT_VALUES // max(1, vocab_size))
+    if device.type == "cpu":
+        step = min(step, _CPU_ROWS)
     return [slice(start, start + step) for start in range(0, num_rows, step)]
 
 
@@ -196,7 +214,7 @@ def outside_mass(vocabulary: DraftVocabulary, trajectory: Trajectory, p: Respons
         return float((vocabulary.wanted(wanted) < 0).sum())
     total = 0.0
     positions = torch.arange(1, trajectory.output_ids.size, device=covered.device)
-    for rows in chunk_rows(len(positions), covered.numel()):
+    for rows in chunk_rows(len(positions), covered.numel(), covered.device):
         inside = p.log_p(positions[rows])[:, : covered.numel()][:, covered].exp().sum()
         total += len(positions[rows]) - float(inside)
     return total
@@ -216,6 +234,11 @@ def acceptance_probability(
     # What cannot be drafted is never accepted, however unlikely the text.
     ratio = np.where(np.isneginf(log_q), -np.inf, log_q.astype(np.float64) - np.maximum(log_p, -1e30))
     return np.exp(np.minimum(ratio, 0.0))
+
+
+def surviving(accept: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`accept` [K, ...] by position, 0 from where a round would get with less chance than LEAST_SURVIVAL."""
+    return np.where(np.cumprod(accept, axis=0) < LEAST_SURVIVAL, 0.0, accept)
 
 
 def target_log_probs(trajectory: Trajectory) -> NDArray[np.float32]:

@@ -61,12 +61,12 @@ def match_vocabularies(
     `target_rows`, `draft_rows`: sizes of the models' matrices, which bound the ids that count.
     """
     target_ids, draft_ids = target.vocabulary, draft.vocabulary
-    common = target_ids.keys() & draft_ids.keys()
+    common = len(target_ids.keys() & draft_ids.keys())
     smaller = min(len(target_ids), len(draft_ids))
-    same = sum(target_ids[token] == draft_ids[token] for token in common)
-    if same == len(common) and len(common) >= 0.99 * smaller:
+    same = len(target_ids.items() & draft_ids.items())
+    if same == common and common >= 0.99 * smaller:
         return VocabularyMatch(
-            len(common),
+            common,
             len(target_ids),
             len(draft_ids),
             unknown_id=draft.unknown_id or 0,
