@@ -51,15 +51,13 @@ def compare_inspect(settings: Settings) -> Iterator[Row]:
 def compare_memory(settings: Settings) -> Iterator[Row]:
     """The most memory of `analyze` over logs of different length, answered in text and in token ids.
 
-    Both are longer than the 2,000 units that intervals are resampled from, whose tables are as large for any log, and
-    than the requests that suffix decoding's shared tree keeps here.
+    Both are longer than the 2,000 units that intervals are resampled from, whose tables are as large for any log.
     """
     small, large = settings.size(4000, 20), settings.size(20_000, 200)
-    few_kept = "suffix:max_cached_requests=1000"
-    for drafter, kind in (("ngram", "token ids"), ("ngram", "text"), (few_kept, "token ids")):
-        few, many = (peak_of_analyze(count, drafter, as_ids=kind == "token ids") for count in (small, large))
+    for kind in ("token ids", "text"):
+        few, many = (peak_of_analyze(count, as_ids=kind == "token ids") for count in (small, large))
         yield at_most(
-            f"peak memory of `analyze` ({drafter}), {large:,} logged answers ({kind}) against {small:,}",
+            f"peak memory of `analyze` (n-gram), {large:,} logged answers ({kind}) against {small:,}",
             1.0,
             [many / few],
             f"{many / 2**20:,.0f} MiB against {few / 2**20:,.0f}; {(many - few) / (large - small):,.0f} bytes a prompt "
@@ -67,12 +65,12 @@ def compare_memory(settings: Settings) -> Iterator[Row]:
         )
 
 
-def peak_of_analyze(count: int, drafter: str, *, as_ids: bool) -> int:
-    """The most memory that `analyze` holds, in bytes, over so many answered prompts of some 300 tokens each."""
+def peak_of_analyze(count: int, *, as_ids: bool) -> int:
+    """The most memory that `analyze` with n-gram holds, in bytes, over so many answered prompts of 300 tokens each."""
     with tempfile.TemporaryDirectory() as name:
         log = Path(name) / "log.jsonl"
         write_answered(log, count, as_ids=as_ids)
-        options = ("--responses", "logged", "--tokenizer", "embedded", "--drafter", drafter)
+        options = ("--responses", "logged", "--tokenizer", "embedded", "--drafter", "ngram")
         return run_child([*SPECPROBE, "analyze", log, *options], Path(name)).peak_bytes
 
 
