@@ -27,7 +27,7 @@ BLOCK_ITEMS = WINDOW
 # For who looks at one by one, hither and thither within a few batches.
 BLOCKS_AT_HAND = 8
 # Logs that are smaller than this never touch the disk.
-MEMORY_BYTES = 1 << 23
+MEMORY_BYTES = 1 << 22
 
 
 class Spool(Sequence[Item]):

@@ -16,7 +16,7 @@ from specprobe.scratch import nameless_file, write_scratch
 
 # Rows that are in memory at once, and how many bytes of them need no file.
 BLOCK_ROWS = 1024
-MEMORY_BYTES = 1 << 23
+MEMORY_BYTES = 1 << 22
 
 Table = NDArray[Any]
 
