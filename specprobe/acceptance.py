@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from specprobe.entropy import EntropyQuartile
 from specprobe.interval import LEVEL
+from specprobe.tables import blocks
 
 Counts = NDArray[np.int32] | NDArray[np.float64]
 Count = int | float
@@ -54,7 +56,7 @@ class Acceptance:
     `by_entropy`: draft tokens at the largest depth by the target's entropy there. `first_depth`: depths below it were
     not counted, since an engine ran at that of its own only; their counts are 0. `interval_level`: at which intervals
     over these prompts are made so that they cover at LEVEL, which takes more where prompts were looked at several times
-    (see `specprobe.looks`).
+    (see `specprobe.looks`). The last three tables of a large log lie on the disk (see `specprobe.tables`).
     """
 
     drafter: str
@@ -118,12 +120,12 @@ class Acceptance:
     @property
     def drafted_tokens(self) -> Counts:
         """[P, K] draft tokens proposed."""
-        return self.drafted_at.sum(axis=2, dtype=self.drafted_at.dtype)
+        return _summed_positions(self.drafted_at)
 
     @property
     def accepted_tokens(self) -> Counts:
         """[P, K] draft tokens accepted."""
-        return self.accepted_at.sum(axis=2, dtype=self.accepted_at.dtype)
+        return _summed_positions(self.accepted_at)
 
     def totals(self, depth: int) -> DepthTotals:
         """The counts at one depth, summed over prompts."""
@@ -139,9 +141,20 @@ class Acceptance:
         )
 
 
+def at_depth(counts: Counts, depth: int) -> Counts:
+    """[P, K] of counts [P, K, K]: those at one depth, by position."""
+    return np.concatenate([block[:, depth - 1].copy() for block in blocks(counts)])
+
+
+def _summed_positions(counts: Counts) -> Counts:
+    """[P, K] of [P, K, K]."""
+    return np.concatenate([block.sum(axis=2, dtype=counts.dtype) for block in blocks(counts)])
+
+
 def _sum(counts: Counts) -> Any:
     """Over prompts, without overflow."""
-    return counts.sum(axis=0, dtype=np.int64 if counts.dtype.kind == "i" else np.float64)
+    kind = np.int64 if counts.dtype.kind == "i" else np.float64
+    return functools.reduce(np.add, (block.sum(axis=0, dtype=kind) for block in blocks(counts)))
 
 
 def _share(part: Count, whole: Count) -> float | None:

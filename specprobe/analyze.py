@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -60,17 +62,19 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
             check_depth_fits(options.depth, max_model_len)
         samplings = _draft_samplings(options, profile, origin, model_free=model_free)
         setup = _Setup(options, profile, tuple(drafters), samplings, max_model_len, stages, store)
-        looks = planned_looks(options, origin.requests.prompts, logged=origin.mode == "logged")
+        drawn_from = workload.prompts if options.precision is None else origin.requests.prompts
+        looks = planned_looks(options, drawn_from, logged=origin.mode == "logged")
         look, precision = _stopping_look(looks, origin, setup)
         sources, results = look.sources, look.results
+        at_temperature = {result.temperature: result for result in results}
         return Run(
             workload=_workload_record(options, workload, files, sources),
             target=origin.record,
             engine_profile=profile.name,
             settings=_settings_record(setup, sources, precision),
             responses=tuple(
-                _responses_record(trajectories, temperature, origin, include_text=options.include_text)
-                for trajectories, temperature in zip(sources.sets, origin.temperatures, strict=True)
+                _responses_record(found, at_temperature[temperature], origin, include_text=options.include_text)
+                for found, temperature in zip(sources.sets, origin.temperatures, strict=True)
             ),
             results=tuple(sorted(results, key=lambda r: (origin.temperatures.index(r.temperature), r.adoption))),
             notices=(
@@ -178,7 +182,7 @@ def _end_ids(sources: Sources) -> tuple[int, ...]:
     """The tokens that end a response: the tokenizer's, else those that ended one."""
     if sources.origin.tokenizer is not None:
         return sources.origin.tokenizer.eos_ids
-    works = [trajectory for found in sources.sets for trajectory in found.trajectories]
+    works = (trajectory for found in sources.sets for trajectory in found.trajectories)
     return tuple(sorted({int(t.output_ids[-1]) for t in works if t.finish_reason == "stop"}))
 
 
@@ -267,21 +271,29 @@ def _drafter_specs(options: AnalyzeOptions, profile: Profile) -> tuple[str, ...]
 
 
 def _responses_record(
-    found: TrajectorySet, temperature: float, origin: Origin, *, include_text: bool
+    found: TrajectorySet, result: Acceptance, origin: Origin, *, include_text: bool
 ) -> ResponseRecord:
+    """`result`: of any drafter, over these responses."""
     works = found.trajectories
-    groups = tuple(trajectory.group for trajectory in works)
+    lengths, samples, groups, entropies, looping = array("i"), array("i"), [], [], 0
+    for trajectory in works:
+        lengths.append(trajectory.prompt_ids.size)
+        samples.append(trajectory.sample)
+        groups.append(trajectory.group and sys.intern(trajectory.group))
+        looping += is_degenerate_loop(trajectory.output_ids)
+        if trajectory.entropy is not None:
+            entropies.append(trajectory.entropy)
     return ResponseRecord(
-        temperature=temperature,
+        temperature=result.temperature,
         source=origin.mode,
-        ids=tuple(trajectory.id for trajectory in works),
-        prompt_tokens=np.array([trajectory.prompt_ids.size for trajectory in works], dtype=np.int32),
-        output_tokens=np.array([trajectory.output_ids.size for trajectory in works], dtype=np.int32),
-        prompts=prompt_numbers(works),
-        samples=np.array([trajectory.sample for trajectory in works], dtype=np.int32),
-        groups=groups if any(groups) else None,
-        entropy=summarize_entropy([t.entropy for t in works if t.entropy is not None]),
-        looping=sum(is_degenerate_loop(trajectory.output_ids) for trajectory in works),
+        ids=result.ids,
+        prompt_tokens=np.array(lengths, dtype=np.int32),
+        output_tokens=result.output_tokens.astype(np.int32),
+        prompts=prompt_numbers(works) if result.prompts is None else result.prompts,
+        samples=np.array(samples, dtype=np.int32),
+        groups=tuple(groups) if any(groups) else None,
+        entropy=summarize_entropy(entropies),
+        looping=looping,
         texts=tuple((origin.tokenizer.decode(t.prompt_ids), origin.tokenizer.decode(t.output_ids)) for t in works)
         if include_text and origin.tokenizer is not None
         else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.processors import PLAIN, ProcessingRule, Processors
 from specprobe.prompt import Prompt
+from specprobe.spool import Part
 from specprobe.units import format_plural
 
 # What OpenAI's API and vLLM take where a request says nothing.
@@ -32,13 +34,16 @@ class RequestSet:
     """The requests of one temperature: their prompts, and what each of them asks for."""
 
     temperature: float
-    prompts: tuple[Prompt, ...]
+    prompts: Sequence[Prompt]
     asked: tuple[Asked, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSets:
-    """All requests by temperature, ascending, and those that the engine would refuse."""
+    """All requests by temperature, ascending, and those that the engine would refuse.
+
+    `prompts` and `of` tell prompts by which object they are, so they are for prompts that are held in memory.
+    """
 
     sets: tuple[RequestSet, ...]
     refused: int = 0
@@ -65,13 +70,14 @@ def _in_places(group: RequestSet, places: Mapping[int, int]) -> RequestSet:
 def requests_at(prompts: Sequence[Prompt], temperatures: Sequence[float], processors: Processors) -> RequestSets:
     """Every prompt at every temperature, all with the same settings."""
     asked = (Asked(processors),) * len(prompts)
-    return RequestSets(tuple(RequestSet(temperature + 0.0, tuple(prompts), asked) for temperature in temperatures))
+    return RequestSets(tuple(RequestSet(temperature + 0.0, prompts, asked) for temperature in temperatures))
 
 
 def requests_as_logged(prompts: Sequence[Prompt], temperature: float, otherwise: Processors) -> RequestSets:
     """Every prompt at one temperature, with the other settings of its row."""
-    asked = tuple(Asked(Processors.from_settings(prompt.settings, otherwise)) for prompt in prompts)
-    return RequestSets((RequestSet(temperature, tuple(prompts), asked),))
+    once = _Once()
+    asked = tuple(once.of(Asked(Processors.from_settings(prompt.settings, otherwise))) for prompt in prompts)
+    return RequestSets((RequestSet(temperature, prompts, asked),))
 
 
 def requests_of_log(prompts: Sequence[Prompt], otherwise: Processors, rule: ProcessingRule) -> RequestSets:
@@ -79,10 +85,11 @@ def requests_of_log(prompts: Sequence[Prompt], otherwise: Processors, rule: Proc
 
     Raises SpecprobeError where the log says more temperatures than a report can hold, or no request is left.
     """
-    by_temperature: dict[float, list[tuple[Prompt, Asked]]] = {}
+    by_temperature: dict[float, tuple[array[int], list[Asked]]] = {}
+    once = _Once()
     obstacles: Counter[str] = Counter()
     unsaid = 0
-    for prompt in prompts:
+    for place, prompt in enumerate(prompts):
         processors = Processors.from_settings(prompt.settings, otherwise)
         if obstacle := rule.obstacle(processors):
             obstacles[f"{obstacle.setting}: {obstacle.reason}"] += 1
@@ -93,7 +100,9 @@ def requests_of_log(prompts: Sequence[Prompt], otherwise: Processors, rule: Proc
         temperature = round(max(temperature, SMALLEST_TEMPERATURE), 4) if temperature else 0.0
         limit = prompt.settings.get("max_tokens")
         asked = Asked(processors, None if limit is None else int(limit))
-        by_temperature.setdefault(temperature, []).append((prompt, asked))
+        places, all_asked = by_temperature.setdefault(temperature, (array("q"), []))
+        places.append(place)
+        all_asked.append(once.of(asked))
     if len(by_temperature) > MOST_TEMPERATURES:
         raise SpecprobeError(
             f"--temperature log: the log says {len(by_temperature)} temperatures, each with results of its own; "
@@ -114,7 +123,17 @@ def requests_of_log(prompts: Sequence[Prompt], otherwise: Processors, rule: Proc
             )
         )
     sets = tuple(
-        RequestSet(temperature, tuple(prompt for prompt, _ in requests), tuple(asked for _, asked in requests))
-        for temperature, requests in sorted(by_temperature.items())
+        RequestSet(temperature, Part(prompts, places), tuple(asked))
+        for temperature, (places, asked) in sorted(by_temperature.items(), key=lambda item: item[0])
     )
     return RequestSets(sets, sum(obstacles.values()), tuple(notices))
+
+
+class _Once:
+    """One object for all that are equal: most rows of a log ask for the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[Asked, Asked] = {}
+
+    def of(self, asked: Asked) -> Asked:
+        return self._known.setdefault(asked, asked)

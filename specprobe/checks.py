@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from specprobe.drafters.base import Adoption
 from specprobe.interval import MIN_PROMPTS
 from specprobe.ladder import BROKEN_ACCEPTANCE
 from specprobe.notices import Notice, inert
-from specprobe.trajectory import Trajectory, prompt_numbers
+from specprobe.trajectory import Trajectory, num_distinct_prompts, prompt_numbers
 from specprobe.units import format_plural
 
 # The standard error of a rate near 1/2 is 5 % at 100 rounds; below that depths cannot be told apart.
@@ -34,7 +35,7 @@ def check_responses(trajectories: Sequence[Trajectory], where: str = "") -> list
     notices = []
     num_responses = len(trajectories)
     num_prompts = int(prompt_numbers(trajectories).max(initial=-1)) + 1
-    distinct = len({trajectory.prompt_ids.tobytes() for trajectory in trajectories})
+    distinct = num_distinct_prompts(trajectories)
     if num_prompts < distinct:
         notices.append(
             Notice(
@@ -60,13 +61,13 @@ def check_responses(trajectories: Sequence[Trajectory], where: str = "") -> list
                 "the text guess nearly all of what repeats the same tokens: check model, template, token limit",
             )
         )
-    generated = [trajectory for trajectory in trajectories if trajectory.source == "generated"]
-    cut = sum(trajectory.finish_reason == "length" for trajectory in generated)
-    if generated and cut >= CUT_SHARE * len(generated):
+    ends = Counter(trajectory.finish_reason for trajectory in trajectories if trajectory.source == "generated")
+    cut, generated = ends["length"], ends.total()
+    if generated and cut >= CUT_SHARE * generated:
         notices.append(
             Notice(
                 "responses_cut",
-                f"{where}{cut} of {len(generated)} responses were cut at the token limit; late text often drafts "
+                f"{where}{cut} of {generated} responses were cut at the token limit; late text often drafts "
                 "better than early text: raise --max-new-tokens towards what you serve",
             )
         )

@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from specprobe.prompt import Message, Prompt
+from specprobe.spool import Spool
 
 
-def linked(prompts: Sequence[Prompt]) -> list[Prompt]:
+def linked(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
     """The same prompts, those that go on with a conversation of another row under the number of that one.
 
-    A prompt that has no `conversation` is left as it is.
+    A prompt that has no `conversation` is left as it is. What goes on with nothing is not copied.
     """
     answered: dict[bytes, int] = {}
     for prompt in prompts:
@@ -44,12 +45,14 @@ def linked(prompts: Sequence[Prompt]) -> list[Prompt]:
         if len(ways[exchange]) == 1:
             for conversation in conversations:
                 numbers.join(answered[exchange], conversation)
-    return [
+    if not numbers.has_joined:
+        return prompts
+    return Spool(
         replace(prompt, conversation=number)
         if prompt.conversation is not None and (number := numbers.find(prompt.conversation)) != prompt.conversation
         else prompt
         for prompt in prompts
-    ]
+    )
 
 
 def units(prompts: Sequence[Prompt]) -> list[int]:
@@ -68,6 +71,10 @@ class _Joined:
 
     def __init__(self) -> None:
         self._parents: dict[int, int] = {}
+
+    @property
+    def has_joined(self) -> bool:
+        return bool(self._parents)
 
     def find(self, number: int) -> int:
         while (parent := self._parents.get(number, number)) != number:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,7 @@ def replay_all(
                 drafter = open_one.load(features)
                 for index, trajectories in enumerate(sets):
                     with stages.track(f"replaying {inert(drafter.name)}", len(trajectories)) as advance:
-                        by_set[index] += replays(
+                        found = replays(
                             drafter,
                             trajectories,
                             context.depth,
@@ -101,9 +102,16 @@ def replay_all(
                             distribution=context.distribution,
                             on_response=_counting(advance),
                         )
+                    by_set[index] += [_sharing(by_set[index] or found, result) for result in found]
             # Gone before the next one is loaded.
             del drafter, open_one
     return tuple(result for results in by_set for result in results), tuple(dict.fromkeys(notices))
+
+
+def _sharing(others: Sequence[Acceptance], result: Acceptance) -> Acceptance:
+    """The same result; what is known of its responses is that of the first of `others`, which are of the same ones."""
+    first = others[0]
+    return replace(result, ids=first.ids, output_tokens=first.output_tokens, prompts=first.prompts)
 
 
 @contextmanager

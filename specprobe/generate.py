@@ -7,6 +7,7 @@ batch depends on its members, so the same requests always meet in the same batch
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from specprobe.crew import Bench
 from specprobe.distribution import History, RowProcessors, entropy
 from specprobe.errors import SpecprobeError
 from specprobe.kv_cache import new_cache
+from specprobe.spool import Part, Spool
 from specprobe.store import Kept, Response, SettingsStore, TrajectoryStore
 from specprobe.target import Target
 from specprobe.trajectory import TokenIds, token_ids
@@ -46,15 +48,29 @@ def generate(
     kept = store.open(_settings(target, sampling)) if store else None
     tally = Tally(limits, on_progress)
     plan = plan_batches([len(r.prompt_ids) for r in requests], limits, sampling.batch_size)
-    batches = [_Batch(indices, [_Row(requests[i], limits[i]) for i in indices], kept, tally) for indices in plan]
-    unfinished = [batch for batch in batches if not batch.is_finished]
+    written: Spool[Response] = Spool()
+    places = array("q", bytes(8 * len(requests)))
+
+    def put_away(batch: _Batch) -> None:
+        for index, response in batch.responses():
+            places[index] = len(written)
+            written.append(response)
+
+    unfinished = []
+    for indices in plan:
+        batch = _Batch(indices, requests, limits, kept, tally)
+        if batch.is_finished:
+            put_away(batch)
+        else:
+            unfinished.append(batch)
     for number, tokens, ended in _written(target, unfinished, sampling):
-        unfinished[number].take(ended)
+        batch = unfinished[number]
+        batch.take(ended)
         tally.step(tokens)
-    responses = {i: response for batch in batches for i, response in batch.responses()}
-    return Generated(
-        tuple(responses[i] for i in range(len(requests))), tally.reused, tally.changed, tuple(tally.damage)
-    )
+        if batch.is_finished:
+            put_away(batch)
+            batch.forget()
+    return Generated(Part(written, places), tally.reused, tally.changed, tuple(tally.damage))
 
 
 def plan_batches(prompt_tokens: Sequence[int], limits: Sequence[int], batch_size: int) -> list[list[int]]:
@@ -94,22 +110,39 @@ class _Row:
 class _Batch:
     """Requests that are written together, and their responses as far as there are any.
 
-    `indices`: of the requests in the workload.
+    `indices`: of its requests among all; `limits`: of all responses, in tokens.
     """
 
-    def __init__(self, indices: Sequence[int], rows: Sequence[_Row], kept: SettingsStore | None, tally: Tally) -> None:
-        self.rows = rows
-        self._indices, self._kept, self._tally = indices, kept, tally
-        self._keys = [row.request.key for row in rows]
+    def __init__(
+        self,
+        indices: Sequence[int],
+        requests: Sequence[Request],
+        limits: Sequence[int],
+        kept: SettingsStore | None,
+        tally: Tally,
+    ) -> None:
+        self._indices, self._requests, self._limits, self._kept, self._tally = indices, requests, limits, kept, tally
+        self._keys = [requests[i].key for i in indices]
         self._name = digest(*(key.encode() for key in self._keys))
         found = kept.read(self._name) if kept else Kept({}, ())
         self._responses = found.responses
-        self.is_finished = all(key in self._responses for key in self._keys)
-        if not self.is_finished:
+        self._num_missing = len(indices)
+        if all(key in self._responses for key in self._keys):
+            self._num_missing = 0
+            for index, key in zip(indices, self._keys, strict=True):
+                tally.reuse(limits[index], self._responses[key])
+        else:
             tally.damage += found.damage
-            return
-        for row, key in zip(rows, self._keys, strict=True):
-            tally.reuse(row.limit, self._responses[key])
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all of it is stored, or was written."""
+        return not self._num_missing
+
+    @property
+    def rows(self) -> list[_Row]:
+        """What is to be written together."""
+        return [_Row(self._requests[i], self._limits[i]) for i in self._indices]
 
     def take(self, ended: Sequence[tuple[int, Response]]) -> None:
         """Responses that have ended, by row; those that were stored before count, and are not kept twice."""
@@ -121,7 +154,12 @@ class _Batch:
                 self._responses[key] = response
                 if self._kept:
                     self._kept.append(self._name, key, response)
-            self._tally.finish(self.rows[row].limit, response)
+            self._tally.finish(self._limits[self._indices[row]], response)
+        self._num_missing -= len(ended)
+
+    def forget(self) -> None:
+        """Let go of what others have by now."""
+        self._responses, self._keys = {}, []
 
     def responses(self) -> Iterator[tuple[int, Response]]:
         """By index in the workload, once all have ended."""

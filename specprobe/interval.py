@@ -25,8 +25,10 @@ Student's t takes the linearised error:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -82,9 +84,8 @@ def ratio_intervals(
     the linear scale. All columns share the same resamples, so they can be compared. An end may pass a bound
     that only the caller knows (a rate of 1, depth + 1 tokens per round): cut there, it covers as before.
     """
-    return bootstrap_t_columns(
-        np.stack([numerators, denominators], axis=-1), ratio, level=level, seed=seed, scale=scale
-    )
+    # Side by side only when they are merged: of many prompts it would be another copy.
+    return _intervals((numerators, denominators), ratio, level=level, seed=seed, scale=scale, extra=0.0)
 
 
 def tokens_per_round_intervals(
@@ -142,13 +143,23 @@ def bootstrap_t_columns(
     variance only. Same counts and seed, same interval.
     """
     counts = np.asarray(counts, dtype=np.float64)
-    extra = np.broadcast_to(extra_log_variance, counts.shape[1])
+    parts = tuple(counts[..., c] for c in range(counts.shape[2]))
+    return _intervals(parts, statistic, level=level, seed=seed, scale=scale, extra=extra_log_variance)
+
+
+def _intervals(
+    parts: Sequence[Floats], statistic: Statistic, *, level: float, seed: int, scale: Scale, extra: float | Floats
+) -> list[Interval | None]:
+    """`bootstrap_t_columns` of C arrays of counts [P, D]."""
+    parts = [np.asarray(part, dtype=np.float64) for part in parts]
+    num_columns = parts[0].shape[1]
+    extra = np.broadcast_to(extra, num_columns)
     assert scale == "log" or not extra.any(), "an extra variance of the log needs the log scale"
-    used = np.any(counts != 0.0, axis=2)  # [P, D]
+    used = functools.reduce(np.logical_or, (part != 0.0 for part in parts))  # [P, D]
     rng = np.random.default_rng(seed)
-    units = _merged(counts[np.any(used, axis=1)], rng)
+    units = _merged(parts, np.flatnonzero(np.any(used, axis=1)), rng)
     if len(units) < 2:
-        return [None] * counts.shape[1]
+        return [None] * num_columns
     scaled = _scaled(statistic, scale)
     steps = _steps(units)
     with np.errstate(all="ignore"):
@@ -160,7 +171,7 @@ def bootstrap_t_columns(
         _interval(center[0, d], error[d], deviates[:, d], len(units), level, scale, float(extra[d]))
         if used[:, d].sum() >= 2
         else None
-        for d in range(counts.shape[1])
+        for d in range(num_columns)
     ]
 
 
@@ -190,13 +201,17 @@ def _steps(units: Floats) -> Floats:
     return STEP * np.where(size > 0.0, size, 1.0)
 
 
-def _merged(counts: Floats, rng: np.random.Generator) -> Floats:
-    """At most MAX_UNITS random groups of prompts, of sizes that differ by at most one."""
-    if len(counts) <= MAX_UNITS:
-        return counts
-    starts = np.arange(MAX_UNITS) * len(counts) // MAX_UNITS
-    merged: Floats = np.add.reduceat(counts[rng.permutation(len(counts))], starts, axis=0)
-    return merged
+def _merged(parts: Sequence[Floats], prompts: NDArray[np.intp], rng: np.random.Generator) -> Floats:
+    """[U, D, C]: these of the prompts, in at most MAX_UNITS random groups of sizes that differ by at most one."""
+    if len(prompts) <= MAX_UNITS:
+        return np.stack([part[prompts] for part in parts], axis=-1)
+    order = prompts[rng.permutation(len(prompts))]
+    ends = np.arange(MAX_UNITS + 1) * len(prompts) // MAX_UNITS
+    units = np.empty((MAX_UNITS, parts[0].shape[1], len(parts)))
+    for unit, (begin, end) in enumerate(pairwise(ends.tolist())):
+        for c, part in enumerate(parts):
+            units[unit, :, c] = np.add.reduceat(part[order[begin:end]], [0], axis=0)[0]
+    return units
 
 
 def _weights(num_units: int, rng: np.random.Generator) -> Floats:

@@ -98,12 +98,12 @@ class Looks:
     """The looks of a run, at `sizes` prompts of `order`. Without `asked` there is one look, at all prompts."""
 
     asked: float | None
-    order: tuple[Prompt, ...]
+    order: Sequence[Prompt]
     sizes: tuple[int, ...]
     interval_level: float
     seed: int
 
-    def prompts_at(self, size: int) -> tuple[Prompt, ...]:
+    def prompts_at(self, size: int) -> Sequence[Prompt]:
         """The prompts of one look; the last one's hold those that cannot be replayed, too, so that they are counted."""
         return self.order if size == self.sizes[-1] else self.order[:size]
 
@@ -128,9 +128,9 @@ def plan_looks(prompts: Sequence[Prompt], asked: float | None, *, logged: bool, 
 
     Of a log whose answers are replayed (`logged`) prompts without one come last and count for no look.
     """
-    usable = [prompt for prompt in prompts if prompt.has_answer or not logged]
+    usable = [] if asked is None else [prompt for prompt in prompts if prompt.has_answer or not logged]
     if asked is None or not usable:
-        return Looks(None, tuple(prompts), (len(prompts),), LEVEL, seed)
+        return Looks(None, prompts, (len(prompts),), LEVEL, seed)
     others = [prompt for prompt in prompts if logged and not prompt.has_answer]
     sizes = look_sizes(len(usable), step)
     return Looks(asked, (*draw_order(usable, seed), *others), sizes, interval_level(sizes), seed)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specprobe.acceptance import Acceptance, Expectation
+from specprobe.acceptance import Acceptance, Counts, Expectation
 from specprobe.drafters.base import Drafter, Limits, Proposals
 from specprobe.entropy import entropy_edges, entropy_quartiles, quartile_counts, token_weights
 from specprobe.errors import SpecprobeError
@@ -23,6 +24,8 @@ from specprobe.rounds import (
     visited_rounds,
     walk_all_depths,
 )
+from specprobe.spool import Part
+from specprobe.tables import GrowingTable
 from specprobe.trajectory import Trajectory, prompt_numbers
 
 if TYPE_CHECKING:
@@ -68,18 +71,22 @@ def replays(
     edges = entropy_edges([t.entropy for t in trajectories if t.entropy is not None])
     tallies = [_Tally(len(trajectories), depth, sampling, edges) for sampling in draft_samplings]
     outside: list[float] = []
-    drafts = chain.from_iterable(
-        drafter.proposals(list(day), depth, limits or Limits()) for _, day in groupby(trajectories, lambda t: t.sample)
-    )
+    drafts = chain.from_iterable(drafter.proposals(day, depth, limits or Limits()) for day in _days(trajectories))
+    ids: list[str | int] = []
+    lengths = array("i")
     for p, (trajectory, proposals) in enumerate(zip(trajectories, drafts, strict=True)):
         known = distribution.of(trajectory) if distribution and "greedy" in draft_samplings else None
         for tally in tallies:
             tally.add(p, trajectory, proposals, known)
+        ids.append(trajectory.id)
+        lengths.append(trajectory.output_ids.size)
         if proposals.outside is not None:
             outside.append(proposals.outside)
         if on_response is not None:
             on_response(p + 1)
-    output_tokens = np.array([trajectory.output_ids.size for trajectory in trajectories], dtype=np.int32)
+    output_tokens = np.array(lengths, dtype=np.int32)
+    prompts = prompt_numbers(trajectories)
+    counts = [tally.counts() for tally in tallies]
     return [
         Acceptance(
             drafter=drafter.name,
@@ -87,20 +94,29 @@ def replays(
             fixed_length=drafter.fixed_length,
             temperature=trajectories[0].temperature if trajectories else 0.0,
             draft_sampling=tally.draft_sampling,
-            ids=tuple(trajectory.id for trajectory in trajectories),
+            ids=tuple(ids),
             output_tokens=output_tokens,
             rounds=tally.rounds,
-            drafted_at=tally.drafted_at,
-            at_risk_at=tally.at_risk_at,
-            accepted_at=tally.accepted_at,
+            drafted_at=drafted_at,
+            at_risk_at=at_risk_at,
+            accepted_at=accepted_at,
             adoption=int(drafter.adoption),
             outside_share=sum(outside) / max(1, int(np.maximum(output_tokens - 1, 0).sum())) if outside else None,
-            prompts=prompt_numbers(trajectories),
+            prompts=prompts,
             expectation=tally.expectation,
             by_entropy=None if edges is None else entropy_quartiles(edges, *tally.by_entropy),
         )
-        for tally in tallies
+        for tally, (drafted_at, at_risk_at, accepted_at) in zip(tallies, counts, strict=True)
     ]
+
+
+def _days(trajectories: Sequence[Trajectory]) -> Iterator[Sequence[Trajectory]]:
+    """The responses of each sample, which follow one another."""
+    begin = 0
+    for _, day in groupby(trajectory.sample for trajectory in trajectories):
+        end = begin + sum(1 for _ in day)
+        yield Part(trajectories, range(begin, end))
+        begin = end
 
 
 class _Tally:
@@ -110,9 +126,8 @@ class _Tally:
         kind = np.int32 if draft_sampling == "greedy" else np.float64
         self.draft_sampling = draft_sampling
         self.rounds = np.zeros((num_prompts, depth), dtype=kind)
-        self.drafted_at, self.at_risk_at, self.accepted_at = (
-            np.zeros((num_prompts, depth, depth), dtype=kind) for _ in range(3)
-        )
+        # [P, 3, K, K]: drafted, at risk, accepted.
+        self._counts = GrowingTable(num_prompts, (3, depth, depth), kind)
         self.by_entropy = np.zeros((2, 4))
         self._edges = edges
         self._expected = np.zeros((2, num_prompts, depth, depth))
@@ -123,10 +138,15 @@ class _Tally:
         """Known for all responses or for none."""
         return Expectation(*self._expected) if self._is_expected.size and self._is_expected.all() else None
 
+    def counts(self) -> tuple[Counts, Counts, Counts]:
+        """All of them, [P, K, K] each, when the last response has been added."""
+        drafted_at, at_risk_at, accepted_at = np.moveaxis(self._counts.finished(), 1, 0)
+        return drafted_at, at_risk_at, accepted_at
+
     def add(
         self, p: int, trajectory: Trajectory, proposals: Proposals, known: ResponseDistribution | None = None
     ) -> None:
-        counts = self.rounds[p], self.drafted_at[p], self.at_risk_at[p], self.accepted_at[p]
+        counts = self.rounds[p], *self._counts.row(p)
         expected = None
         if self.draft_sampling == "greedy":
             num_known = trajectory.output_ids.size + trajectory.tail_ids.size

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from specprobe.asked import RequestSet, RequestSets, requests_as_logged, requests_at, requests_of_log
@@ -15,6 +17,7 @@ from specprobe.processors import PLAIN
 from specprobe.profiles import Profile, resolve_profile
 from specprobe.progress import Advance, Stages, counting, where_long
 from specprobe.prompt import Prompt
+from specprobe.spool import Part, Spool
 from specprobe.store import describe_damage
 from specprobe.trajectories import LOST, TrajectorySet, generated_trajectories, logged_trajectories
 from specprobe.trajectory import TokenIds, token_ids
@@ -112,6 +115,9 @@ def open_origin(
     if obstacle := profile.processing.obstacle(options.processors):
         option = f"--{obstacle.setting.replace('_', '-')} {obstacle.value:g}"
         raise SpecprobeError(f"{option}: {obstacle.reason}; leave it out, or name another --engine")
+    if options.precision is not None:
+        # They are drawn at random, and told by which object they are.
+        prompts = tuple(prompts)
     if options.responses == "auto" and all(prompt.has_answer for prompt in prompts):
         if options.is_served:
             unused = Notice(
@@ -188,6 +194,9 @@ def _writing_origin(
         raise SpecprobeError(
             "--tokenizer: is for logged text, and here responses are generated; use --responses logged"
         )
+    if options.is_served or options.backend == "vllm":
+        # Whoever writes elsewhere is told of them by which object they are.
+        prompts = tuple(prompts)
     if options.temperatures == FROM_LOG:
         requests = requests_of_log(prompts, options.processors, profile.processing)
     else:
@@ -313,7 +322,7 @@ def _logged_origin(
     prompts, other_models = _of_one_model(prompts, options.target)
     notices: list[Notice] = []
     if options.temperatures == FROM_LOG:
-        answered = [prompt for prompt in prompts if prompt.has_answer]
+        answered = Part(prompts, array("q", (i for i, prompt in enumerate(prompts) if prompt.has_answer)))
         requests = requests_of_log(answered, options.processors, profile.processing)
     else:
         temperature, notices = _logged_temperature(options, prompts)
@@ -380,7 +389,8 @@ def _of_one_model(prompts: Sequence[Prompt], target: str | None) -> tuple[Sequen
     wanted = _plain_model(target) if target else ""
     model = wanted if wanted in counts else counts.most_common(1)[0][0]
     others = ", ".join(f"{inert(name)} {count}" for name, count in counts.most_common(MODELS_SHOWN) if name != model)
-    kept = [p for p in prompts if not (p.has_answer and p.model and _plain_model(p.model) != model)]
+    others_wrote = (bool(p.has_answer and p.model and _plain_model(p.model) != model) for p in prompts)
+    kept = Part(prompts, array("q", (place for place, is_left_out in enumerate(others_wrote) if not is_left_out)))
     why = "which is the target's name" if model == wanted else "which wrote most of them"
     return kept, [
         Notice(
@@ -431,7 +441,7 @@ def _scored(
     count = len(found.trajectories)
     with stages.track(f"scoring {count} logged answers with {inert(target.record.name, 200)}", count) as advance:
         scores = target.score(found.trajectories, profile.processing, counting(advance, count, "answers"))
-    scored = tuple(
+    scored = Spool(
         replace(t, log_probs=s.log_probs, entropy=s.entropy) for t, s in zip(found.trajectories, scores, strict=True)
     )
     return replace(found, trajectories=scored), measure_mismatch(scores, group.temperature)
@@ -446,8 +456,8 @@ def _generated(
     """Responses that the target writes, one set for each temperature."""
     writer = origin.target or origin.elsewhere
     assert writer is not None
-    given = {id(p): p for group in origin.requests.sets for p in group.prompts}.values()
     if origin.target is not None:
+        given = chain.from_iterable(group.prompts for group in origin.requests.sets)
         _check_vocabulary((token_ids(p.token_ids) for p in given if p.token_ids is not None), origin.target)
     sets = []
     try:

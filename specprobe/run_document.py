@@ -25,6 +25,7 @@ from specprobe.processors import Processors
 from specprobe.progress import SILENT, Stages, where_long
 from specprobe.run import ResponseRecord, Run
 from specprobe.summary import LowerVariance, ResultSummary, RunSummary
+from specprobe.tables import give_back
 from specprobe.units import format_bytes
 
 SCHEMA = "specprobe.run/1"
@@ -197,6 +198,7 @@ def _row_blocks(acceptance: Acceptance, responses: ResponseRecord) -> Iterator[l
     """One row for each response and depth: one for each prompt, where each has one response."""
     for start in range(0, len(acceptance.ids), BLOCK_RESPONSES):
         yield _rows(acceptance, responses, slice(start, start + BLOCK_RESPONSES))
+        give_back(acceptance.accepted_at)
 
 
 def _rows(acceptance: Acceptance, responses: ResponseRecord, some: slice) -> list[dict[str, Any]]:

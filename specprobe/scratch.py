@@ -7,7 +7,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
+from typing import IO
 
 from specprobe.paths import file_errors, make_private_folder, state_folder
 
@@ -28,6 +30,28 @@ def scratch_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def nameless_file() -> FileIO:
+    """A new file that no other process can open; it is gone when it is closed, or this process is."""
+    folder = nameless_place()
+    with file_errors(folder):
+        # Without a buffer: what a full disk has refused is not tried again when the file is closed.
+        return tempfile.TemporaryFile(dir=folder, buffering=0)
+
+
+def nameless_place() -> Path:
+    """Where such files lie: on the project's disk, since others may be made of memory; nothing is to be seen there."""
+    places = (place for place in (state_folder(), Path.cwd()) if os.access(place, os.W_OK))
+    return next(places, Path(tempfile.gettempdir()))
+
+
+def write_scratch(file: IO[bytes], content: bytes | memoryview) -> None:
+    """Write all of `content` where the file stands; raises SpecprobeError for a full disk."""
+    left = memoryview(content)
+    with file_errors(nameless_place(), "what a large log is analysed with waits there; finished responses are safe"):
+        while left:
+            left = left[file.write(left) :]
 
 
 def remove_abandoned() -> tuple[int, int]:

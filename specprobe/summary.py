@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from specprobe.acceptance import Acceptance, DepthTotals, Expectation
+from specprobe.acceptance import Acceptance, DepthTotals, Expectation, at_depth
 from specprobe.breakdown import Concentration, GroupResult, by_group, concentration
 from specprobe.curve import CurveFit, fit_counts
 from specprobe.interval import Interval, ratio_intervals, tokens_per_round_intervals
@@ -155,7 +155,8 @@ def _shares(accepted: Sequence[float], at_risk: Sequence[float]) -> tuple[float 
 def _best_known(acceptance: Acceptance) -> tuple[Floats, Floats]:
     """Rounds at risk and accepted by prompt and position of the largest depth, [P, K]."""
     source = acceptance.expectation or acceptance
-    at_risk, accepted = (acceptance.by_prompt(counts[:, -1, :]) for counts in (source.at_risk_at, source.accepted_at))
+    tables = source.at_risk_at, source.accepted_at
+    at_risk, accepted = (acceptance.by_prompt(at_depth(counts, acceptance.depth)) for counts in tables)
     return at_risk.astype(np.float64), accepted.astype(np.float64)
 
 

@@ -188,11 +188,9 @@ def break_even_temperatures(points: Sequence[tuple[float, float]]) -> list[float
 
 def intervals_at(acceptance: Acceptance, depths: Sequence[int], *, seed: int = 0) -> tuple[Interval | None, ...]:
     """90 % intervals of tokens per round over prompts at these depths; None with fewer than two prompts."""
-    rounds = acceptance.rounds[:, [depth - 1 for depth in depths]].astype(np.float64)
-    emitted = np.broadcast_to(acceptance.emitted_tokens[:, None], rounds.shape).astype(np.float64)
-    by_prompt = acceptance.by_prompt
-    level = acceptance.interval_level
-    intervals = tokens_per_round_intervals(by_prompt(emitted), by_prompt(rounds), level=level, seed=seed)
+    rounds = acceptance.by_prompt(acceptance.rounds[:, [depth - 1 for depth in depths]]).astype(np.float64)
+    emitted = np.broadcast_to(acceptance.by_prompt(acceptance.emitted_tokens)[:, None], rounds.shape)
+    intervals = tokens_per_round_intervals(emitted, rounds, level=acceptance.interval_level, seed=seed)
     return tuple(
         within_bounds(interval, acceptance.totals(depth).tokens_per_round, depth)
         for interval, depth in zip(intervals, depths, strict=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from specprobe.asked import Asked
@@ -14,6 +15,7 @@ from specprobe.errors import SpecprobeError
 from specprobe.notices import Notice
 from specprobe.processors import DEFAULT_RULE, ProcessingRule
 from specprobe.prompt import Prompt
+from specprobe.spool import Spool, beside
 from specprobe.tokens import Tokenizer, UnrenderableError
 from specprobe.trajectory import TokenIds, Trajectory, token_ids
 from specprobe.writing import Generated, Progress, Request, Sampling, Writer, output_limit
@@ -44,10 +46,11 @@ class TrajectorySet:
     trajectories whose template dropped or changed part of the answer. `special_token_prompts`: prompts whose text
     spells a special token. `structured_prompts`: prompts that asked for structured output. `reused`: responses that
     were on the disk already. The last three kinds, and more, are worded in `notices`. `damage`: of stored responses
-    that had to be made again; it says nothing about the result, which is as if there had been none.
+    that had to be made again; it says nothing about the result, which is as if there had been none. `trajectories` of a
+    large log wait on the disk: see `specprobe.spool`.
     """
 
-    trajectories: tuple[Trajectory, ...]
+    trajectories: Sequence[Trajectory]
     skipped: Mapping[str, int]
     inexact: int = 0
     special_token_prompts: int = 0
@@ -82,14 +85,11 @@ def generated_trajectories(
     """
     sampling = Sampling(temperature, seed, max_new_tokens, max_model_len, batch_size)
     sieve = _Sieve(writer.tokenizer)
-    used, wanted = _wanted(prompts, writer, sampling, sieve, asked, samples, rule, on_prompt)
-    distinct = {request.key: request for request in wanted}
-    generated = writer.write(list(distinct.values()), sampling, store=store, on_progress=on_progress)
-    by_key = dict(zip(distinct, generated.responses, strict=True))
-    trajectories = []
-    for number, request in enumerate(wanted):
-        prompt, ids, ask = used[number % len(used)]
-        response = by_key[request.key]
+    wanted = _wanted(prompts, writer, sampling, sieve, asked, samples, rule, on_prompt)
+    generated = writer.write(wanted.distinct, sampling, store=store, on_progress=on_progress)
+    trajectories: Spool[Trajectory] = Spool()
+    for sample, (prompt, ids, ask), place in wanted.each():
+        response = generated.responses[place]
         if response.obstacle:
             sieve.skip(response.obstacle)
             continue
@@ -106,7 +106,7 @@ def generated_trajectories(
                 finish_reason=None if response.output_ids.size == ask.max_new_tokens else response.finish_reason,
                 processors=ask.processors,
                 entropy=response.entropy,
-                sample=number // len(used),
+                sample=sample,
                 group=prompt.group,
                 conversation=prompt.conversation,
             )
@@ -124,8 +124,28 @@ def wanted_requests(
     rule: ProcessingRule = DEFAULT_RULE,
 ) -> list[Request]:
     """The distinct requests that `generated_trajectories` would answer."""
-    _, wanted = _wanted(prompts, writer, sampling, _Sieve(writer.tokenizer), asked, samples, rule)
-    return list({request.key: request for request in wanted}.values())
+    return list(_wanted(prompts, writer, sampling, _Sieve(writer.tokenizer), asked, samples, rule).distinct)
+
+
+_Used = tuple[Prompt, TokenIds, Asked]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The prompts that fit, and the different requests for them: equal ones share one.
+
+    `places`: which of the requests is that of each prompt, for its first sample, then for its second...
+    """
+
+    used: Sequence[_Used]
+    distinct: Sequence[Request]
+    places: Sequence[int]
+
+    def each(self) -> Iterator[tuple[int, _Used, int]]:
+        """The number of a sample, a prompt, and the place of its request."""
+        places = iter(self.places)
+        for sample in range(len(self.places) // max(len(self.used), 1)):
+            yield from ((sample, prompt, place) for prompt, place in zip(self.used, places, strict=False))
 
 
 def _wanted(
@@ -137,15 +157,27 @@ def _wanted(
     samples: int,
     rule: ProcessingRule,
     on_prompt: Callable[[], None] | None = None,
-) -> tuple[list[tuple[Prompt, TokenIds, Asked]], list[Request]]:
-    """The prompts that fit, and a request for each of them and each sample of it."""
-    used = [
-        (prompt, ids, ask)
-        for prompt, ids, ask in sieve.encoded(prompts, asked, writer.encode_all, on_prompt)
-        if sieve.admits(prompt, "too_long" if output_limit(writer.max_positions, len(ids), sampling) < 1 else None)
-    ]
+) -> _Wanted:
+    """A request for each prompt that fits; above temperature 0 equal ones are samples 0, 1, 2... of one."""
+    used, distinct, places = beside(prompts), beside(prompts), array("q")
+    for prompt, ids, ask in sieve.encoded(prompts, asked, writer.encode_all, on_prompt):
+        too_long = output_limit(writer.max_positions, len(ids), sampling) < 1
+        if sieve.admits(prompt, "too_long" if too_long else None):
+            used.append((prompt, ids, ask))
     is_warm = sampling.temperature > 0
-    return used, _requests(used * (samples if is_warm else 1), rule, distinct_samples=is_warm)
+    seen: Counter[str] = Counter()
+    known: dict[str, int] = {}
+    for prompt, ids, ask in chain.from_iterable(repeat(used, samples if is_warm else 1)):
+        request = Request(ids, 0, ask.processors, ask.max_new_tokens, rule, prompt)
+        if is_warm:
+            content = request.key
+            request = replace(request, sample=seen[content])
+            seen[content] += 1
+        place = known.setdefault(request.key, len(distinct))
+        if place == len(distinct):
+            distinct.append(request)
+        places.append(place)
+    return _Wanted(used, distinct, places)
 
 
 def logged_trajectories(
@@ -162,11 +194,11 @@ def logged_trajectories(
     `on_prompt` is called as each prompt is cut into tokens.
     """
     sieve = _Sieve(tokenizer)
-    trajectories: list[Trajectory] = []
+    trajectories: Spool[Trajectory] = Spool()
     for prompt, ids, ask in sieve.encoded(prompts, asked, lambda given: _encode_all(given, tokenizer), on_prompt):
         output_ids, exact = _answer_ids(prompt, tokenizer)
         length = len(ids) + len(output_ids)
-        if sieve.admits(prompt, _obstacle(prompt, len(output_ids), length, max_model_len)):
+        if sieve.admits(prompt, _obstacle(prompt, len(output_ids), length, max_model_len), exact=exact):
             trajectories.append(
                 Trajectory(
                     id=prompt.id,
@@ -191,7 +223,7 @@ class _Sieve:
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._skipped: Counter[str] = Counter()
-        self._special = self._structured = 0
+        self._special = self._structured = self._inexact = 0
 
     def encoded(
         self,
@@ -201,9 +233,8 @@ class _Sieve:
         on_prompt: Callable[[], None] | None = None,
     ) -> Iterator[tuple[Prompt, TokenIds, Asked]]:
         """The prompts that can be rendered and are not empty, with their tokens and what they ask for."""
-        for prompt, ids, ask in zip(
-            prompts, _encoded(prompts, encode_all, on_prompt), asked or [Asked()] * len(prompts), strict=True
-        ):
+        plain = repeat(Asked(), len(prompts))
+        for (prompt, ids), ask in zip(_encoded(prompts, encode_all, on_prompt), asked or plain, strict=True):
             if isinstance(ids, UnrenderableError):
                 self._skipped["template_error"] += 1
             elif len(ids):
@@ -215,11 +246,12 @@ class _Sieve:
         """Count a response that was given, but cannot be replayed."""
         self._skipped[reason] += 1
 
-    def admits(self, prompt: Prompt, obstacle: str | None) -> bool:
-        """Count the prompt as used, or as skipped for the reason given."""
+    def admits(self, prompt: Prompt, obstacle: str | None, *, exact: bool = True) -> bool:
+        """Count the prompt as used, or as skipped for the reason given; `exact`: see `Trajectory`."""
         if obstacle:
             self._skipped[obstacle] += 1
             return False
+        self._inexact += not exact
         self._structured += prompt.structured_output
         if self._tokenizer is not None and prompt.token_ids is None:
             self._special += self._tokenizer.has_special_text(prompt)
@@ -232,17 +264,16 @@ class _Sieve:
         told: Sequence[Notice] = (),
     ) -> TrajectorySet:
         """The result, with a notice for each thing that makes it less sure."""
-        inexact = sum(not trajectory.exact for trajectory in trajectories)
         changed = generated.changed if generated else 0
         notices = (
-            *_notices(len(trajectories), inexact, self._special, self._structured, changed),
+            *_notices(len(trajectories), self._inexact, self._special, self._structured, changed),
             *self._tokenizer_notices(),
             *told,
         )
         return TrajectorySet(
-            trajectories=tuple(trajectories),
+            trajectories=trajectories,
             skipped=dict(self._skipped),
-            inexact=inexact,
+            inexact=self._inexact,
             special_token_prompts=self._special,
             structured_prompts=self._structured,
             reused=generated.reused if generated else 0,
@@ -316,31 +347,18 @@ def _obstacle(prompt: Prompt, output_tokens: int, tokens: int, max_model_len: in
     return "too_long" if max_model_len is not None and tokens > max_model_len else None
 
 
-def _requests(
-    wanted: Sequence[tuple[Prompt, TokenIds, Asked]], rule: ProcessingRule, *, distinct_samples: bool
-) -> list[Request]:
-    """A request for each prompt; equal ones share one, or are its samples 0, 1, 2..."""
-    seen: Counter[tuple[bytes, Asked]] = Counter()
-    requests = []
-    for prompt, ids, ask in wanted:
-        content = ids.tobytes(), ask
-        sample = seen[content] if distinct_samples else 0
-        requests.append(Request(ids, sample, ask.processors, ask.max_new_tokens, rule, prompt))
-        seen[content] += 1
-    return requests
-
-
 def _encoded(
     prompts: Sequence[Prompt],
     encode_all: Callable[[Sequence[Prompt]], Iterable[TokenIds | UnrenderableError]],
     on_prompt: Callable[[], None] | None,
-) -> Iterator[TokenIds | UnrenderableError]:
+) -> Iterator[tuple[Prompt, TokenIds | UnrenderableError]]:
     """In parts, so that progress is seen and a server still has many prompts at once."""
     for start in range(0, len(prompts), ENCODED_TOGETHER):
-        for ids in encode_all(prompts[start : start + ENCODED_TOGETHER]):
+        some = list(prompts[start : start + ENCODED_TOGETHER])
+        for prompt, ids in zip(some, encode_all(some), strict=True):
             if on_prompt:
                 on_prompt()
-            yield ids
+            yield prompt, ids
 
 
 def _encode_all(prompts: Sequence[Prompt], tokenizer: Tokenizer | None) -> Iterator[TokenIds | UnrenderableError]:

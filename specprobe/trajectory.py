@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,16 +56,31 @@ def prompt_numbers(trajectories: Sequence[Trajectory]) -> NDArray[np.int32]:
 
     Those to one and the same prompt are, and those to several prompts of one conversation.
     """
-    contents = [trajectory.prompt_ids.tobytes() for trajectory in trajectories]
-    opening: dict[int, bytes] = {}
-    of_several = {
-        t.conversation
-        for t, content in zip(trajectories, contents, strict=True)
-        if t.conversation is not None and opening.setdefault(t.conversation, content) != content
-    }
-    numbers: dict[bytes | int, int] = {}
-    keys = (
-        t.conversation if t.conversation is not None and t.conversation in of_several else content
-        for t, content in zip(trajectories, contents, strict=True)
-    )
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int32)
+    digests, conversations = bytearray(), array("q")
+    for trajectory in trajectories:
+        digests += _digest(trajectory.prompt_ids)
+        conversations.append(_NO_CONVERSATION if trajectory.conversation is None else trajectory.conversation)
+    of_content = np.unique(np.frombuffer(digests, dtype=_DIGESTS), return_inverse=True)[1].astype(np.int64)
+    talks, first, of_talk = np.unique(np.frombuffer(conversations, dtype=np.int64), True, True)
+    of_several = np.zeros(talks.size, dtype=bool)
+    of_several[of_talk[of_content != of_content[first][of_talk]]] = True
+    of_several &= talks != _NO_CONVERSATION
+    keys = np.where(of_several[of_talk], -1 - of_talk, of_content)
+    _, first, of_key = np.unique(keys, True, True)
+    numbers: NDArray[np.int32] = np.argsort(np.argsort(first)).astype(np.int32)[of_key]
+    return numbers
+
+
+def num_distinct_prompts(trajectories: Iterable[Trajectory]) -> int:
+    """How many of them have other tokens in their prompt than all before."""
+    digests = bytearray().join(_digest(trajectory.prompt_ids) for trajectory in trajectories)
+    return int(np.unique(np.frombuffer(digests, dtype=_DIGESTS)).size)
+
+
+_NO_CONVERSATION = -1
+# In place of the tokens themselves, which may be many; equal digests of different prompts will not occur.
+_DIGESTS = "S16"
+
+
+def _digest(ids: TokenIds) -> bytes:
+    return hashlib.blake2b(ids.tobytes(), digest_size=16).digest()

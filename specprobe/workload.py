@@ -30,6 +30,7 @@ from specprobe.scan import (
 )
 from specprobe.sketches import Distinct, Lengths, Spread
 from specprobe.sources import Found, find_sources
+from specprobe.spool import Spool
 
 INSPECT_SCHEMA = "specprobe.inspect/1"
 
@@ -45,11 +46,12 @@ class Workload:
     """The prompts to analyse and where they came from.
 
     `duplicates` counts prompts equal to an earlier one (those left out by `dedupe` included) and `distinct`
-    the different ones; two prompts are equal when all that was sent is equal, whatever was answered.
+    the different ones; two prompts are equal when all that was sent is equal, whatever was answered. `prompts` of
+    a large log wait on the disk, and each pass over them makes them anew: see `specprobe.spool`.
     """
 
     files: tuple[FileSummary, ...]
-    prompts: tuple[Prompt, ...]
+    prompts: Sequence[Prompt]
     duplicates: int
     distinct: int
     notices: tuple[Notice, ...] = ()
@@ -240,14 +242,13 @@ def read_workload(
         for source in found.sources:
             tally = Tally(source.name)
             tallies.append(tally)
-            prompts = reading.take(scan(source, options, tally, answers, on_read), tally)
+            reading.take(scan(source, options, tally, answers, on_read), tally)
             summary = tally.freeze()
             files.append(summary)
             if tally.error and source.chosen:
                 raise SpecprobeError(tally.error)
             if summary.error:
                 notices.append(Notice("file_not_used", summary.error))
-            reading.prompts += prompts
             if reading.is_full:
                 message = f"reading stopped after {len(reading.prompts)} prompts, as asked; counts are of these"
                 notices.append(Notice("stopped_early", message))
@@ -259,9 +260,9 @@ def read_workload(
     total = len(reading.prompts) + (reading.duplicates if options.dedupe else 0)
     notices += _duplicate_notice(reading.duplicates, total, options.dedupe)
     prompts = linked(reading.prompts)
-    if group_by is None:
+    if group_by is None and len(files) > 1:
         prompts = _grouped_by_source(prompts)
-    return Workload(tuple(files), tuple(prompts), reading.duplicates, len(reading.seen), tuple(notices))
+    return Workload(tuple(files), prompts, reading.duplicates, len(reading.seen), tuple(notices))
 
 
 @contextmanager
@@ -278,10 +279,10 @@ def _reading(found: Found, stages: Stages) -> Iterator[Callable[[int], None]]:
         yield on_read
 
 
-def _grouped_by_source(prompts: list[Prompt]) -> list[Prompt]:
+def _grouped_by_source(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
     if len({prompt.source for prompt in prompts}) < 2:
         return prompts
-    return [replace(prompt, group=prompt.source) for prompt in prompts]
+    return Spool(replace(prompt, group=prompt.source) for prompt in prompts)
 
 
 class _Reading:
@@ -289,7 +290,7 @@ class _Reading:
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self.prompts: list[Prompt] = []
+        self.prompts: Spool[Prompt] = Spool()
         self.seen: set[int] = set()
         self.duplicates = 0
         self._rows = 0
@@ -299,15 +300,15 @@ class _Reading:
         limit = self._options.max_prompts
         return limit is not None and len(self.prompts) >= limit
 
-    def take(self, rows: Iterator[RowPrompts], tally: Tally) -> list[Prompt]:
-        """The prompts of one source; none where the source fails on the way."""
-        prompts: list[Prompt] = []
+    def take(self, rows: Iterator[RowPrompts], tally: Tally) -> None:
+        """Gather the prompts of one source; none where the source fails on the way."""
+        begin = len(self.prompts)
         keys: set[int] = set()
         repeated = 0
         for row in rows:
             self._rows += 1
             for prompt, (key, _) in zip(to_prompts(row, self._rows), measures(row), strict=True):
-                if self._room(len(prompts)) < 1:
+                if self.is_full:
                     tally.prompts -= 1
                     continue
                 is_repeated = key in keys or key in self.seen
@@ -317,18 +318,14 @@ class _Reading:
                     tally.skip("duplicate", row.line)
                     tally.prompts -= 1
                 else:
-                    prompts.append(prompt)
-            if self._room(len(prompts)) < 1:
+                    self.prompts.append(prompt)
+            if self.is_full:
                 break
         if tally.error:
-            return []
+            self.prompts.cut(begin)
+            return
         self.seen |= keys
         self.duplicates += repeated
-        return prompts
-
-    def _room(self, pending: int) -> float:
-        limit = self._options.max_prompts
-        return math.inf if limit is None else limit - len(self.prompts) - pending
 
 
 def to_prompts(row: RowPrompts, conversation: int | None = None) -> Iterator[Prompt]:

@@ -78,7 +78,7 @@ class Generated:
     `damage`: of the stored files that had to be completed.
     """
 
-    responses: tuple[Response, ...]
+    responses: Sequence[Response]
     reused: int
     changed: int = 0
     damage: tuple[Damage, ...] = ()

@@ -10,9 +10,12 @@ import sys
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from specprobe import spool, tables
 from specprobe.cli import run_command
+from specprobe.errors import SpecprobeError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="limits of files are of POSIX")
 
@@ -130,6 +133,21 @@ def test_one_full_disk_of_two_does_not_keep_the_run_from_the_other(project, monk
     assert run_command(["analyze", "log.jsonl", "--depth", "3", "--out", "elsewhere.json"]) == 2
     assert "the disk is full" in capfd.readouterr().err
     assert Path("elsewhere.json").read_bytes() == Path("run.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda: spool.Spool(range(1000)), lambda: tables.GrowingTable(1000, (3,), np.int32).finished()],
+    ids=["records", "counts"],
+)
+def test_a_full_disk_under_what_waits_there(tmp_path, monkeypatch, write):
+    monkeypatch.chdir(tmp_path)
+    for module in (spool, tables):
+        monkeypatch.setattr(module, "MEMORY_BYTES", 0)
+    # Half of a block fits.
+    with full_disk(100), pytest.raises(SpecprobeError, match="the disk is full; free some space"):
+        write()
+    write()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device is of Linux")

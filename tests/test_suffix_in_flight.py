@@ -14,7 +14,7 @@ from reference import SharedSuffixCache, make_trajectory, run_in_flight
 
 from specprobe.cli import run_command
 from specprobe.drafters import Limits
-from specprobe.drafters.suffix import SuffixDrafter
+from specprobe.drafters.suffix import SuffixDrafter, _SharedTree
 from specprobe.drafters.suffix_in_flight import propose_in_flight
 from specprobe.replay import replay
 from specprobe.rounds import visited_rounds, walk_all_depths
@@ -104,8 +104,33 @@ def walked(proposals, num_known: int) -> list[list]:
 @given(texts=WORKLOADS, drafter=DRAFTERS, depth=st.integers(1, 5), limit=st.none() | st.integers(4, 50))
 @settings(max_examples=100, deadline=None)
 def test_one_request_in_flight_is_one_after_the_other(texts, drafter, depth, limit):
-    works = make_works(texts, tails=True)
-    drafter = replace(drafter, max_cached_requests=max(1, drafter.max_cached_requests))
+    assert_one_after_the_other(
+        replace(drafter, max_cached_requests=max(1, drafter.max_cached_requests)),
+        make_works(texts, tails=True),
+        depth,
+        limit,
+    )
+
+
+@pytest.mark.parametrize("cached", [1, 2, 7])
+def test_text_of_requests_that_left_the_tree_is_not_missed(cached):
+    """One after the other it is forgotten; with more in flight it is kept to the end."""
+    works = make_works(similar_texts(60, seed=cached), tails=cached == 2)
+    assert_one_after_the_other(SuffixDrafter(8, cached), works, 4, None)
+
+
+def test_a_tree_from_which_requests_leave_does_not_grow():
+    works = make_works([(prompt, [*output, 0], tail) for prompt, output, tail in similar_texts(400, seed=0)])
+    shared = _SharedTree(SuffixDrafter(8, 10))
+    sizes = []
+    for work in works:
+        shared.begin(work.output_ids.size)
+        shared.finish(work.output_ids, work.output_ids.size)
+        sizes.append(sum(array.nbytes for array in shared.tree))
+    assert max(sizes) == max(sizes[:100])
+
+
+def assert_one_after_the_other(drafter, works, depth, limit) -> None:
     in_order = drafter.proposals(works, depth, Limits(limit))
     for work, ours, theirs in zip(
         works, propose_in_flight(drafter, works, depth, Limits(limit)), in_order, strict=True

@@ -118,6 +118,8 @@ def run_bench(options: BenchOptions, stages: Stages) -> Iterator[Bench]:
         dedupe=options.read.dedupe,
         max_prompts=options.read.max_prompts,
     )
+    # They are asked for in many orders.
+    workload = replace(workload, prompts=tuple(workload.prompts))
     servers: dict[Arm, Server] = {
         arm: parse_server(
             options.urls[arm],

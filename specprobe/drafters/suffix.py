@@ -21,6 +21,7 @@ from specprobe.drafters.suffix_tree import (
     append_token,
     clear_tree,
     copy_tree,
+    forget_text,
     new_tree,
     remove_sequence,
     start_sequence,
@@ -148,6 +149,12 @@ class _SharedTree:
             return
         while len(self.cached) >= self.max_cached_requests:
             remove_sequence(self.tree, *self.cached.popleft())
+        end = int(self.tree.state[TEXT_END])
+        gone = self.cached[0][0] if self.cached else end
+        # Moving what is left pays where it is the smaller part.
+        if 2 * gone > end:
+            forget_text(self.tree, gone)
+            self.cached = deque((start - gone, length) for start, length in self.cached)
         self.tree = with_room(self.tree, num_tokens)
         start_sequence(self.tree)
 

@@ -253,6 +253,20 @@ def remove_sequence(tree: SuffixTree, start: int, length: int) -> None:
 
 
 @njit(cache=True, nogil=True)
+def forget_text(tree: SuffixTree, length: int) -> None:
+    """Drop the first `length` tokens of the text, of sequences that were all taken out: no tail points there."""
+    nodes, text, state = tree.nodes, tree.text, tree.state
+    kept = state[TEXT_END] + 1 - length
+    for place in range(kept):
+        text[place] = text[length + place]
+    state[TEXT_END] -= length
+    state[RUN_START] -= length
+    for node in range(1, state[NUM_NODES]):
+        if nodes[node, COUNT] > 0 and nodes[node, TAIL] != NONE:
+            nodes[node, TAIL] -= length
+
+
+@njit(cache=True, nogil=True)
 def _home(table: NDArray[np.int32], parent: int, token: int) -> np.int64:
     mixed = np.uint64(parent) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(token) * np.uint64(0xC2B2AE3D27D4EB4F)
     mixed ^= mixed >> np.uint64(29)

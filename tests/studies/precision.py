@@ -167,7 +167,8 @@ def weights(size: int) -> Floats:
 def intervals_of(counts: Floats, depth: int, levels: Sequence[float]) -> list[Interval | None]:
     """What `specprobe.temperature.intervals_at` gives at each of the levels, from one set of resamples."""
     emitted, rounds = counts.T
-    units = interval._merged(np.stack([emitted - rounds, rounds], axis=1), np.random.default_rng(0))[:, None, :]
+    excess = emitted - rounds
+    units = interval._merged((excess[:, None], rounds[:, None]), np.arange(len(rounds)), np.random.default_rng(0))
     scaled, steps = interval._scaled(interval.ratio, "log"), interval._steps(units)
     with np.errstate(all="ignore"):
         center, linear_error = interval._estimate(np.ones((1, len(units))), units, scaled, steps)
