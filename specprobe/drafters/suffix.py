@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from specprobe.drafters.base import Adoption, Limits, Proposals, known_tokens, read_option, refuse_unknown_options
 from specprobe.drafters.suffix_in_flight import propose_in_flight
+from specprobe.drafters.suffix_match import DraftRules, draft_rules, forget_drafts, improve_drafts, new_drafts
 from specprobe.drafters.suffix_tree import (
     RUN_START,
     TEXT_END,
@@ -25,7 +26,6 @@ from specprobe.drafters.suffix_tree import (
     start_sequence,
     with_room,
 )
-from specprobe.drafters.suffix_match import DraftRules, draft_rules, forget_drafts, improve_drafts, new_drafts
 from specprobe.profiles import Profile
 from specprobe.rounds import walk_rounds
 from specprobe.trajectory import Trajectory

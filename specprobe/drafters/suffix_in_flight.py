@@ -21,6 +21,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from specprobe.drafters.base import Limits, Proposals, known_tokens
+from specprobe.drafters.suffix_match import DraftRules, Drafts, draft_rules, forget_drafts, improve_drafts, new_drafts
 from specprobe.drafters.suffix_tree import (
     NEWEST,
     ROOT,
@@ -33,7 +34,6 @@ from specprobe.drafters.suffix_tree import (
     start_sequence,
     with_room,
 )
-from specprobe.drafters.suffix_match import Drafts, DraftRules, draft_rules, forget_drafts, improve_drafts, new_drafts
 from specprobe.rounds import visited_rounds
 from specprobe.trajectory import Trajectory
 

@@ -20,6 +20,8 @@ from specprobe.drafters.suffix_tree import (
     TEXT_GAP,
     TOKEN,
     SuffixTree,
+    borrowing,
+    borrowing_inline,
     find_path,
 )
 
@@ -75,7 +77,7 @@ def new_drafts(depth: int, max_depth: int) -> Drafts:
     )
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def forget_drafts(best: Drafts) -> None:
     """Have none again."""
     for k in range(best.lengths.size):
@@ -84,7 +86,7 @@ def forget_drafts(best: Drafts) -> None:
         best.scores[k] = 0
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def improve_drafts(
     tree: SuffixTree,
     tokens: NDArray[np.int32],
@@ -113,9 +115,7 @@ def improve_drafts(
             best.longer[0, match] = longer
             best.longer[1, match] = tail
         while match > run_length:
-            _consider(
-                tree, tokens, history, best.longer[0, match], best.longer[1, match], match, match, rules, best
-            )
+            _consider(tree, tokens, history, best.longer[0, match], best.longer[1, match], match, match, rules, best)
             match -= 1
     # Matches that end in the same state differ in nothing but how much they may draft.
     while state != ROOT:
@@ -126,7 +126,7 @@ def improve_drafts(
         state = link
 
 
-@njit(cache=True, nogil=True)
+@borrowing_inline
 def _consider(
     tree: SuffixTree,
     tokens: NDArray[np.int32],
@@ -190,7 +190,7 @@ def _consider(
             best.scores[k] = partial[reached]
 
 
-@njit(cache=True, nogil=True)
+@borrowing_inline
 def _may_improve(best: Drafts, probability: np.float32, limit: int) -> bool:
     """Whether a draft of at most `limit` tokens, none of them more probable than the first, can have a higher score."""
     most = np.float32(0.0)

@@ -40,6 +40,12 @@ NONE = -1
 TEXT_GAP = -1  # after every sequence, so that no tail runs into the next one
 SMALLEST_TABLE = 256
 
+# For functions that keep no array beyond a call. Counting who holds one, which Numba does at each use of a field and
+# with atomic instructions, would take them more time than all else.
+borrowing = njit(cache=True, nogil=True, _nrt=False)
+# For those called for each state of a chain, where passing all these arrays would take longer than the work.
+borrowing_inline = njit(cache=True, nogil=True, _nrt=False, forceinline=True)
+
 
 class SuffixTree(NamedTuple):
     """The arrays of one tree; a NamedTuple, so that compiled functions can be cached on disk.
@@ -90,7 +96,7 @@ def with_room(tree: SuffixTree, num_tokens: int) -> SuffixTree:
         states = _moved(states, capacity, int(state[NUM_STATES]))
         edges = _moved(edges, capacity, int(state[NUM_EDGES]))
         groups = _moved(groups, capacity, int(state[NUM_GROUPS]))
-        table = np.zeros(max(SMALLEST_TABLE, 1 << (2 * capacity).bit_length()), dtype=np.int32)
+        table = np.zeros(max(SMALLEST_TABLE, 1 << (4 * capacity).bit_length()), dtype=np.int32)
         table[: state[TABLE_SIZE]] = tree.table[: state[TABLE_SIZE]]
     text_needed = int(state[TEXT_END]) + num_tokens + 2
     if text_needed > text.size:
@@ -106,10 +112,18 @@ def _moved(array: NDArray[np.int32], capacity: int, num_used: int) -> NDArray[np
 
 def copy_tree(tree: SuffixTree) -> SuffixTree:
     """An independent tree with the same content."""
-    return SuffixTree(*(array.copy() for array in tree[:6]), max_depth=tree.max_depth)
+    return SuffixTree(
+        tree.states.copy(),
+        tree.edges.copy(),
+        tree.groups.copy(),
+        tree.table.copy(),
+        tree.text.copy(),
+        tree.state.copy(),
+        tree.max_depth,
+    )
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def clear_tree(tree: SuffixTree) -> None:
     """Forget everything, keep the memory."""
     state = tree.state
@@ -123,7 +137,7 @@ def clear_tree(tree: SuffixTree) -> None:
     tree.text[0] = TEXT_GAP
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def start_sequence(tree: SuffixTree) -> None:
     """Begin a sequence; the one before it can no longer be extended."""
     state = tree.state
@@ -134,7 +148,7 @@ def start_sequence(tree: SuffixTree) -> None:
     tree.text[state[TEXT_END]] = TEXT_GAP
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def resume_sequence(tree: SuffixTree, start: int, length: int, newest: int) -> None:
     """Go on with a sequence whose tokens so far are `text[start : start + length]`, after others were extended.
 
@@ -157,7 +171,7 @@ def resume_sequence(tree: SuffixTree, start: int, length: int, newest: int) -> N
     state[NEWEST] = newest
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def append_token(tree: SuffixTree, token: int) -> None:
     """Extend the running sequence by one token."""
     states, edges, text, state = tree.states, tree.edges, tree.text, tree.state
@@ -200,7 +214,7 @@ def append_token(tree: SuffixTree, token: int) -> None:
     state[NEWEST] = newest
 
 
-@njit(cache=True, nogil=True)
+@borrowing_inline
 def find_edge(tree: SuffixTree, source: int, token: int) -> int:
     """The edge of `source` for `token`, or NONE."""
     edges, table = tree.edges, tree.table
@@ -219,7 +233,7 @@ def find_edge(tree: SuffixTree, source: int, token: int) -> int:
     return NONE
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def find_path(tree: SuffixTree, tokens: NDArray[np.int32], start: int, length: int) -> tuple[int, int]:
     """Where `tokens[start : start + length]` ends: a state and NONE, or NONE and its place in a tail.
 
@@ -241,7 +255,7 @@ def find_path(tree: SuffixTree, tokens: NDArray[np.int32], start: int, length: i
     return state, tail
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def remove_sequence(tree: SuffixTree, start: int, length: int) -> None:
     """Take a finished sequence, `text[start : start + length]`, out of the tree again."""
     states, edges = tree.states, tree.edges
@@ -269,20 +283,20 @@ def remove_sequence(tree: SuffixTree, start: int, length: int) -> None:
         newest = _free_if_gone(tree, newest)
 
 
-@njit(cache=True, nogil=True)
+@borrowing_inline
 def _is_extensible(tree: SuffixTree, state: int) -> bool:
     """Whether `state` has a string of less than D tokens."""
     states = tree.states
     return state == ROOT or states[states[state, LINK], LENGTH] < tree.max_depth - 1
 
 
-@njit(cache=True, nogil=True)
+@borrowing_inline
 def _extensible(tree: SuffixTree, state: int) -> int:
     """`state`, or where no string of it can be extended, the next of its chain."""
     return state if _is_extensible(tree, state) else tree.states[state, LINK]
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _home(source: int, token: int) -> np.int64:
     mixed = np.uint64(source) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(token) * np.uint64(0xC2B2AE3D27D4EB4F)
     mixed ^= mixed >> np.uint64(29)
@@ -290,7 +304,7 @@ def _home(source: int, token: int) -> np.int64:
     return np.int64(mixed >> np.uint64(32))
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _new_state(tree: SuffixTree, length: int, link: int, count: int) -> int:
     """A state without edges."""
     states, state = tree.states, tree.state
@@ -307,7 +321,7 @@ def _new_state(tree: SuffixTree, length: int, link: int, count: int) -> int:
     return new
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _free_if_gone(tree: SuffixTree, state: int) -> int:
     """The state that `state` links to; a state that does not occur any more is free."""
     states = tree.states
@@ -318,7 +332,7 @@ def _free_if_gone(tree: SuffixTree, state: int) -> int:
     return link
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _split(tree: SuffixTree, whole: int, length: int) -> int:
     """A new state for those strings of `whole` that have at most `length` tokens; `whole` keeps the longer ones."""
     states, edges, groups = tree.states, tree.edges, tree.groups
@@ -344,7 +358,7 @@ def _split(tree: SuffixTree, whole: int, length: int) -> int:
     return shorter
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _new_edge(tree: SuffixTree, source: int, token: int, target: int) -> int:
     edges, state = tree.edges, tree.state
     if state[FREE_EDGE] != NONE:
@@ -362,7 +376,7 @@ def _new_edge(tree: SuffixTree, source: int, token: int, target: int) -> int:
     return edge
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _put_last(tree: SuffixTree, edge: int) -> None:
     """Make it the last of its source's edges."""
     states, edges = tree.states, tree.edges
@@ -379,7 +393,7 @@ def _put_last(tree: SuffixTree, edge: int) -> None:
     edges[edge, NEXT] = NONE
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _add_edge(tree: SuffixTree, source: int, token: int, target: int) -> None:
     """A new edge of count 1, last among its siblings."""
     states, edges, groups = tree.states, tree.edges, tree.groups
@@ -399,7 +413,7 @@ def _add_edge(tree: SuffixTree, source: int, token: int, target: int) -> None:
     _put_last(tree, edge)
 
 
-@njit(cache=True, nogil=True)
+@borrowing_inline
 def _raise_edge(tree: SuffixTree, edge: int) -> None:
     """Count one more through `edge` and move it among its siblings as arctic-inference does.
 
@@ -435,7 +449,7 @@ def _raise_edge(tree: SuffixTree, edge: int) -> None:
         _open_group(tree, edge, count)
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _lower_edge(tree: SuffixTree, edge: int) -> None:
     """Count one less through `edge`: the mirror image of `_raise_edge`."""
     edges, groups = tree.edges, tree.groups
@@ -460,7 +474,7 @@ def _lower_edge(tree: SuffixTree, edge: int) -> None:
         _open_group(tree, edge, count)
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _remove_edge(tree: SuffixTree, edge: int) -> None:
     edges, state = tree.edges, tree.state
     if edges[edge, GROUP] != NONE:
@@ -472,7 +486,7 @@ def _remove_edge(tree: SuffixTree, edge: int) -> None:
     state[FREE_EDGE] = edge
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _unlink(tree: SuffixTree, edge: int) -> None:
     """Take `edge` out of the list of its siblings."""
     states, edges = tree.states, tree.edges
@@ -491,7 +505,7 @@ def _unlink(tree: SuffixTree, edge: int) -> None:
         edges[head, PREV] = before
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _move_before(tree: SuffixTree, edge: int, other: int) -> None:
     """Put `edge` directly before its sibling `other`."""
     states, edges = tree.states, tree.edges
@@ -509,7 +523,7 @@ def _move_before(tree: SuffixTree, edge: int, other: int) -> None:
         edges[before, NEXT] = edge
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _open_group(tree: SuffixTree, edge: int, count: int) -> None:
     """Give `edge` a group of its own."""
     groups, state = tree.groups, tree.state
@@ -524,7 +538,7 @@ def _open_group(tree: SuffixTree, edge: int, count: int) -> None:
     tree.edges[edge, GROUP] = group
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _is_alone(tree: SuffixTree, first: int) -> bool:
     """Whether the first of a group is all of it."""
     edges = tree.edges
@@ -532,7 +546,7 @@ def _is_alone(tree: SuffixTree, first: int) -> bool:
     return following == NONE or edges[following, GROUP] != edges[first, GROUP]
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _leave_group(tree: SuffixTree, edge: int) -> None:
     """Take `edge` out of its group, before it moves in the list."""
     edges, groups, state = tree.edges, tree.groups, tree.state
@@ -546,7 +560,7 @@ def _leave_group(tree: SuffixTree, edge: int) -> None:
         groups[group, FIRST] = edges[edge, NEXT]
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _enter(tree: SuffixTree, edge: int) -> None:
     """Enter an edge in the hash table, which is made larger where more than half of it is full."""
     state = tree.state
@@ -555,13 +569,13 @@ def _enter(tree: SuffixTree, edge: int) -> None:
         _place(tree, edge)
         return
     tree.table[: state[TABLE_SIZE]] = 0
-    state[TABLE_SIZE] *= 4
+    state[TABLE_SIZE] *= 2
     for other in range(state[NUM_EDGES]):
         if tree.edges[other, GROUP] != NONE:
             _place(tree, other)
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _place(tree: SuffixTree, edge: int) -> None:
     table = tree.table
     mask = tree.state[TABLE_SIZE] - 1
@@ -571,7 +585,7 @@ def _place(tree: SuffixTree, edge: int) -> None:
     table[slot] = edge + 1
 
 
-@njit(cache=True, nogil=True)
+@borrowing
 def _withdraw(tree: SuffixTree, edge: int) -> None:
     """Take an edge out of the hash table; later entries of the same run move up (linear probing)."""
     edges, table = tree.edges, tree.table
