@@ -89,37 +89,36 @@ def with_room(tree: SuffixTree, num_tokens: int) -> SuffixTree:
     # An automaton of n tokens, a gap counted as one, has less than 2 n states and 3 n edges; and there is at most one
     # of either for each string.
     most_edges = min(6 * ever, tree.max_depth * held) + 8
-    states, edges, groups, table, text = tree[:5]
-    if most_edges > edges.shape[0]:
-        # np.empty leaves pages untouched until they are used: a wide margin costs no memory.
-        capacity = most_edges + edges.shape[0]
-        states = _moved(states, capacity, int(state[NUM_STATES]))
-        edges = _moved(edges, capacity, int(state[NUM_EDGES]))
-        groups = _moved(groups, capacity, int(state[NUM_GROUPS]))
-        table = np.zeros(max(SMALLEST_TABLE, 1 << (4 * capacity).bit_length()), dtype=np.int32)
-        table[: state[TABLE_SIZE]] = tree.table[: state[TABLE_SIZE]]
-    text_needed = int(state[TEXT_END]) + num_tokens + 2
-    if text_needed > text.size:
-        text = _moved(text, 2 * text_needed, text.size)
-    return tree._replace(states=states, edges=edges, groups=groups, table=table, text=text)
-
-
-def _moved(array: NDArray[np.int32], capacity: int, num_used: int) -> NDArray[np.int32]:
-    larger = np.empty((capacity, *array.shape[1:]), dtype=np.int32)
-    larger[:num_used] = array[:num_used]
-    return larger
+    edges, text_end = tree.edges.shape[0], int(state[TEXT_END]) + num_tokens + 2
+    if most_edges <= edges and text_end <= tree.text.size:
+        return tree
+    # np.empty leaves pages untouched until they are used: a wide margin costs no memory.
+    return _moved(tree, most_edges + edges if most_edges > edges else edges, max(2 * text_end, tree.text.size))
 
 
 def copy_tree(tree: SuffixTree) -> SuffixTree:
     """An independent tree with the same content."""
-    return SuffixTree(
-        tree.states.copy(),
-        tree.edges.copy(),
-        tree.groups.copy(),
-        tree.table.copy(),
-        tree.text.copy(),
-        tree.state.copy(),
-        tree.max_depth,
+    return _moved(tree, tree.edges.shape[0], tree.text.size)._replace(state=tree.state.copy())
+
+
+def _moved(tree: SuffixTree, most_edges: int, text_size: int) -> SuffixTree:
+    """The same tree in larger arrays; its `state` is shared."""
+
+    def moved(array: NDArray[np.int32], num_used: int, capacity: int) -> NDArray[np.int32]:
+        larger = np.empty((capacity, *array.shape[1:]), dtype=np.int32)
+        larger[:num_used] = array[:num_used]
+        return larger
+
+    state = tree.state
+    # Doubled whenever more than half of it is full.
+    table = np.zeros(max(SMALLEST_TABLE, 1 << (4 * most_edges).bit_length()), dtype=np.int32)
+    table[: state[TABLE_SIZE]] = tree.table[: state[TABLE_SIZE]]
+    return tree._replace(
+        states=moved(tree.states, int(state[NUM_STATES]), most_edges),
+        edges=moved(tree.edges, int(state[NUM_EDGES]), most_edges),
+        groups=moved(tree.groups, int(state[NUM_GROUPS]), most_edges),
+        table=table,
+        text=moved(tree.text, tree.text.size, text_size),
     )
 
 
