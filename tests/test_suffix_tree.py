@@ -22,6 +22,7 @@ from specprobe.drafters.suffix_tree import (
     NUM_STATES,
     ROOT,
     RUN_START,
+    SMALLEST_CAPACITY,
     TABLE_SIZE,
     TARGET,
     TEXT_GAP,
@@ -113,12 +114,17 @@ def test_counts_and_children_are_those_of_a_node_for_each_string(sequences, max_
     assert free(tree, FREE_EDGE, NEXT, tree.edges) == tree.state[NUM_EDGES]
     assert free(tree, FREE_GROUP, 0, tree.groups) == tree.state[NUM_GROUPS]
     assert tree.state[NUM_ENTRIES] == 0
-    assert not tree.table.any()
+    assert not tree.table[: tree.state[TABLE_SIZE]].any()
 
 
 def test_a_tree_of_depth_one_has_room_for_tokens_that_all_differ():
-    tree, _ = grow(new_tree(1, 1), Trie(1), list(range(300)))
-    assert children(tree, ROOT, NONE) == [(token, 1) for token in range(300)]
+    tokens = list(range(3 * SMALLEST_CAPACITY))
+    tree = with_room(new_tree(1, 1), len(tokens))
+    start_sequence(tree)
+    for token in tokens:
+        append_token(tree, token)
+    assert_fits(tree)
+    assert children(tree, ROOT, NONE) == [(token, 1) for token in tokens]
 
 
 def test_what_has_been_seen_twice_costs_nothing_more():

@@ -153,7 +153,7 @@ def _walk(drafter: SuffixDrafter, requests: _Requests, rules: DraftRules, drafts
         num_admitted, num_running = num_admitted + num_new, num_running + num_new
         running = progress.running[:num_running]
         to_come = int((requests.num_known - progress.emitted)[running].clip(min=0).sum())
-        shared = with_room(shared, to_come)
+        shared = with_room(shared, to_come + num_new)
         fewest = places if num_admitted < num_requests else 1
         num_running = _run_steps(
             shared, requests, rules, drafts, row, progress, num_running, fewest, drafter.max_cached_requests

@@ -39,6 +39,7 @@ ROOT = 0
 NONE = -1
 TEXT_GAP = -1  # after every sequence, so that no tail runs into the next one
 SMALLEST_TABLE = 256
+SMALLEST_CAPACITY = 4096
 
 # For functions that keep no array beyond a call. Counting who holds one, which Numba does at each use of a field and
 # with atomic instructions, would take them more time than all else.
@@ -52,8 +53,8 @@ class SuffixTree(NamedTuple):
 
     `states` [capacity, 4] int32, `edges` [capacity, 6] int32, `groups` [capacity, 2] int32, `table` [power of two]
     int32 (1 + an edge, by source and token, for edges that have had a sibling; its first TABLE_SIZE places are in use),
-    `text` int32, `state` [13] int64, of which NEWEST is the state of the longest end of the running sequence that has
-    one. `max_depth`: D.
+    `text` int32, `state` [13] int64. There NEWEST is the state of the longest end of the running sequence that has one;
+    NUM_APPENDED and NUM_REMOVED count tokens, and one more for each sequence. `max_depth`: D.
     """
 
     states: NDArray[np.int32]
@@ -71,7 +72,7 @@ def new_tree(max_depth: int, num_tokens: int) -> SuffixTree:
         states=np.empty((0, 4), dtype=np.int32),
         edges=np.empty((0, 6), dtype=np.int32),
         groups=np.empty((0, 2), dtype=np.int32),
-        table=np.zeros(0, dtype=np.int32),
+        table=np.empty(0, dtype=np.int32),
         text=np.empty(0, dtype=np.int32),
         state=np.zeros(13, dtype=np.int64),
         max_depth=max_depth,
@@ -84,16 +85,20 @@ def new_tree(max_depth: int, num_tokens: int) -> SuffixTree:
 def with_room(tree: SuffixTree, num_tokens: int) -> SuffixTree:
     """The same tree, its arrays long enough for `num_tokens` more tokens of one sequence."""
     state = tree.state
-    ever = int(state[NUM_APPENDED]) + num_tokens
+    ever = int(state[NUM_APPENDED]) + num_tokens + 1
     held = ever - int(state[NUM_REMOVED])
-    # An automaton of n tokens, a gap counted as one, has less than 2 n states and 3 n edges; and there is at most one
-    # of either for each string.
-    most_edges = min(6 * ever, tree.max_depth * held) + 8
-    edges, text_end = tree.edges.shape[0], int(state[TEXT_END]) + num_tokens + 2
-    if most_edges <= edges and text_end <= tree.text.size:
+    # An automaton of n tokens has less than 2 n states and 3 n edges, and there is at most one of either for a string.
+    most_edges = min(3 * ever, tree.max_depth * held) + 8
+    capacity, text_size = tree.edges.shape[0], tree.text.size
+    text_end = int(state[TEXT_END]) + num_tokens + 2
+    if most_edges <= capacity and text_end <= text_size:
         return tree
-    # np.empty leaves pages untouched until they are used: a wide margin costs no memory.
-    return _moved(tree, most_edges + edges if most_edges > edges else edges, max(2 * text_end, tree.text.size))
+    # What is not used yet costs no memory, so a wide margin does not either.
+    if most_edges > capacity:
+        capacity = max(2 * most_edges, SMALLEST_CAPACITY)
+    if text_end > text_size:
+        text_size = max(2 * text_end, SMALLEST_CAPACITY)
+    return _moved(tree, capacity, text_size)
 
 
 def copy_tree(tree: SuffixTree) -> SuffixTree:
@@ -101,23 +106,21 @@ def copy_tree(tree: SuffixTree) -> SuffixTree:
     return _moved(tree, tree.edges.shape[0], tree.text.size)._replace(state=tree.state.copy())
 
 
-def _moved(tree: SuffixTree, most_edges: int, text_size: int) -> SuffixTree:
+def _moved(tree: SuffixTree, capacity: int, text_size: int) -> SuffixTree:
     """The same tree in larger arrays; its `state` is shared."""
 
-    def moved(array: NDArray[np.int32], num_used: int, capacity: int) -> NDArray[np.int32]:
-        larger = np.empty((capacity, *array.shape[1:]), dtype=np.int32)
+    def moved(array: NDArray[np.int32], num_used: int, size: int) -> NDArray[np.int32]:
+        larger = np.empty((size, *array.shape[1:]), dtype=np.int32)
         larger[:num_used] = array[:num_used]
         return larger
 
     state = tree.state
-    # Doubled whenever more than half of it is full.
-    table = np.zeros(max(SMALLEST_TABLE, 1 << (4 * most_edges).bit_length()), dtype=np.int32)
-    table[: state[TABLE_SIZE]] = tree.table[: state[TABLE_SIZE]]
     return tree._replace(
-        states=moved(tree.states, int(state[NUM_STATES]), most_edges),
-        edges=moved(tree.edges, int(state[NUM_EDGES]), most_edges),
-        groups=moved(tree.groups, int(state[NUM_GROUPS]), most_edges),
-        table=table,
+        states=moved(tree.states, int(state[NUM_STATES]), capacity),
+        edges=moved(tree.edges, int(state[NUM_EDGES]), capacity),
+        groups=moved(tree.groups, int(state[NUM_GROUPS]), capacity),
+        # Never all full, however many edges there are.
+        table=moved(tree.table, int(state[TABLE_SIZE]), 1 << (capacity + capacity // 4).bit_length()),
         text=moved(tree.text, tree.text.size, text_size),
     )
 
@@ -126,9 +129,9 @@ def _moved(tree: SuffixTree, most_edges: int, text_size: int) -> SuffixTree:
 def clear_tree(tree: SuffixTree) -> None:
     """Forget everything, keep the memory."""
     state = tree.state
-    tree.table[: state[TABLE_SIZE]] = 0
     state[:] = 0
     state[TABLE_SIZE] = SMALLEST_TABLE
+    tree.table[:SMALLEST_TABLE] = 0
     state[FREE_STATE] = NONE
     state[FREE_EDGE] = NONE
     state[FREE_GROUP] = NONE
@@ -144,6 +147,7 @@ def start_sequence(tree: SuffixTree) -> None:
         state[TEXT_END] += 1
     state[RUN_START] = state[TEXT_END]
     state[NEWEST] = ROOT
+    state[NUM_APPENDED] += 1
     tree.text[state[TEXT_END]] = TEXT_GAP
 
 
@@ -158,6 +162,8 @@ def resume_sequence(tree: SuffixTree, start: int, length: int, newest: int) -> N
     end = start + length
     state[RUN_START] = start
     state[TEXT_END] = end
+    if length == 0:
+        state[NUM_APPENDED] += 1
     tree.text[end] = TEXT_GAP
     longest = min(length, tree.max_depth)
     while tree.states[newest, LENGTH] < longest:
@@ -258,7 +264,7 @@ def find_path(tree: SuffixTree, tokens: NDArray[np.int32], start: int, length: i
 def remove_sequence(tree: SuffixTree, start: int, length: int) -> None:
     """Take a finished sequence, `text[start : start + length]`, out of the tree again."""
     states, edges = tree.states, tree.edges
-    tree.state[NUM_REMOVED] += length
+    tree.state[NUM_REMOVED] += length + 1
     newest = ROOT
     for position in range(start, start + length):
         source = newest
@@ -561,14 +567,14 @@ def _leave_group(tree: SuffixTree, edge: int) -> None:
 
 @borrowing
 def _enter(tree: SuffixTree, edge: int) -> None:
-    """Enter an edge in the hash table, which is made larger where more than half of it is full."""
+    """Enter an edge in the hash table, of which twice as much is used, if there is, where it is more than half full."""
     state = tree.state
     state[NUM_ENTRIES] += 1
-    if 2 * state[NUM_ENTRIES] <= state[TABLE_SIZE]:
+    if 2 * state[NUM_ENTRIES] <= state[TABLE_SIZE] or state[TABLE_SIZE] == tree.table.size:
         _place(tree, edge)
         return
-    tree.table[: state[TABLE_SIZE]] = 0
     state[TABLE_SIZE] *= 2
+    tree.table[: state[TABLE_SIZE]] = 0
     for other in range(state[NUM_EDGES]):
         if tree.edges[other, GROUP] != NONE:
             _place(tree, other)
