@@ -178,7 +178,11 @@ def resume_sequence(tree: SuffixTree, start: int, length: int, newest: int) -> N
 
 @borrowing
 def append_token(tree: SuffixTree, token: int) -> None:
-    """Extend the running sequence by one token."""
+    """Extend the running sequence by one token: a step for each state of the chain of its ends, longest first.
+
+    Edges of neighbours in the chain may lead to the same place; then that is raised once. The places form the chain of
+    the longer ends.
+    """
     states, edges, text, state = tree.states, tree.edges, tree.text, tree.state
     end = state[TEXT_END]
     text[end] = token
@@ -188,7 +192,7 @@ def append_token(tree: SuffixTree, token: int) -> None:
     source = _extensible(tree, state[NEWEST])
     length = min(states[source, LENGTH], tree.max_depth - 1)
     newest, unfolded, tail = ROOT, NONE, NONE
-    # Of the last edge that was there: where it led, and the state where it leads now.
+    # Of the last edge that was there: where it led, and the state that it leads to now.
     led_to, target = NONE, ROOT
     has_target = False
     while source != NONE:
@@ -198,17 +202,17 @@ def append_token(tree: SuffixTree, token: int) -> None:
         else:
             if not has_target or edges[edge, TARGET] != led_to:
                 led_to = edges[edge, TARGET]
-                shorter = led_to
+                reached = led_to
                 if led_to < 0:
-                    unfolded, tail = _new_state(tree, length + 1, ROOT, 1), ~led_to
-                    shorter = unfolded
+                    reached = unfolded = _new_state(tree, length + 1, ROOT, 1)
+                    tail = ~led_to
                 elif states[led_to, LENGTH] > length + 1:
-                    shorter = _split(tree, led_to, length + 1)
+                    reached = _split(tree, led_to, length + 1)
                 if has_target:
-                    states[target, LINK] = shorter
+                    states[target, LINK] = reached
                 else:
-                    newest = shorter
-                target, has_target = shorter, True
+                    newest = reached
+                target, has_target = reached, True
                 states[target, COUNT] += 1
             edges[edge, TARGET] = target
             _raise_edge(tree, edge)
