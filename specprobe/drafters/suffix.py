@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specprobe.drafters.base import Adoption, Limits, Proposals, known_tokens, read_option, refuse_unknown_options
 from specprobe.drafters.suffix_in_flight import propose_in_flight
-from specprobe.drafters.suffix_match import best_drafts
+from specprobe.drafters.suffix_match import DraftRules, draft_rules, forget_drafts, improve_drafts, new_drafts
 from specprobe.drafters.suffix_tree import (
     RUN_START,
     TEXT_END,
@@ -72,6 +72,7 @@ class SuffixDrafter:
         if self.in_flight > 1 and self.max_cached_requests > 0:
             yield from propose_in_flight(self, list(trajectories), depth, limits)
             return
+        rules = draft_rules(self.max_tree_depth, depth, self.max_spec_factor, self.min_token_prob)
         local = new_tree(self.max_tree_depth, 1)
         shared = [_SharedTree(self)]
         for trajectory in trajectories:
@@ -95,8 +96,7 @@ class SuffixDrafter:
                     num_prompt,
                     1 if len(shared) == 1 else row + 1,
                     longest,
-                    np.float32(self.max_spec_factor),
-                    np.float32(self.min_token_prob),
+                    rules,
                     drafted[rows],
                     accepted[rows],
                     missed[rows],
@@ -192,8 +192,7 @@ def _propose(
     num_prompt: int,
     first_depth: int,
     longest: NDArray[np.int64],
-    factor: np.float32,
-    floor: np.float32,
+    rules: DraftRules,
     drafted: NDArray[np.int16],
     accepted: NDArray[np.int16],
     missed: NDArray[np.int32],
@@ -204,11 +203,7 @@ def _propose(
     """
     num_depths, num_output = drafted.shape
     last_depth = first_depth + num_depths - 1
-    lengths = np.empty((2, last_depth), dtype=np.int64)
-    matches = np.empty((2, last_depth), dtype=np.int64)
-    wrongs = np.empty((2, last_depth), dtype=np.int64)
-    scores = np.empty((2, last_depth), dtype=np.float32)
-    partial = np.empty(last_depth + 1, dtype=np.float32)
+    best = new_drafts(last_depth, local.max_depth)
     clear_tree(local)
     start_sequence(local)
     for position in range(num_prompt):
@@ -216,19 +211,17 @@ def _propose(
     for start in range(1, num_output):
         history = num_prompt + start
         append_token(local, tokens[history - 1])
-        found = lengths[0], matches[0], wrongs[0], scores[0]
-        best_drafts(local, tokens, history, history, factor, floor, partial, *found)
+        forget_drafts(best)
+        improve_drafts(local, tokens, history, history, rules, best)
         if use_shared:
             append_token(shared, tokens[history - 1])
-            found = lengths[1], matches[1], wrongs[1], scores[1]
-            best_drafts(shared, tokens, history, start, factor, floor, partial, *found)
+            improve_drafts(shared, tokens, history, start, rules, best)
         for row in range(num_depths):
             # Near the context limit the engine asks for a shallower draft, which may come from another match.
             k = min(first_depth + row, longest[start]) - 1
             if k < 0:
                 continue
-            source = 1 if use_shared and scores[1, k] > scores[0, k] else 0
-            drafted[row, start] = lengths[source, k]
-            accepted[row, start] = matches[source, k]
-            if matches[source, k] < lengths[source, k]:
-                missed[row, start] = wrongs[source, k]
+            drafted[row, start] = best.lengths[k]
+            accepted[row, start] = best.matches[k]
+            if best.matches[k] < best.lengths[k]:
+                missed[row, start] = best.wrongs[k]

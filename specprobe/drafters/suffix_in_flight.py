@@ -21,9 +21,10 @@ from numba import njit
 from numpy.typing import NDArray
 
 from specprobe.drafters.base import Limits, Proposals, known_tokens
-from specprobe.drafters.suffix_match import best_drafts
+from specprobe.drafters.suffix_match import DraftRules, Drafts, draft_rules, forget_drafts, improve_drafts, new_drafts
 from specprobe.drafters.suffix_tree import (
-    NUM_ACTIVE,
+    NEWEST,
+    ROOT,
     SuffixTree,
     append_token,
     clear_tree,
@@ -68,25 +69,16 @@ class _Drafts(NamedTuple):
     scores: NDArray[np.float32]
 
 
-class _Rules(NamedTuple):
-    """What decides drafts besides the text, in the types of arctic-inference."""
-
-    max_cached_requests: int
-    factor: np.float32
-    floor: np.float32
-
-
 class _Progress(NamedTuple):
     """How far the requests of one walk are.
 
-    `emitted` [R]: output tokens, those past the end of a response included; 0 before its prefill. `active` [R, D + 1],
-    `num_active` [R]: see `resume_sequence`. `running` [in flight]: in order of admission. `num_evicted` [1]: requests
-    come into the shared tree, and leave it, in order of the file.
+    `emitted` [R]: output tokens, those past the end of a response included; 0 before its prefill. `newest` [R]: see
+    `resume_sequence`. `running` [in flight]: in order of admission. `num_evicted` [1]: requests come into the shared
+    tree, and leave it, in order of the file.
     """
 
     emitted: NDArray[np.int64]
-    active: NDArray[np.int32]
-    num_active: NDArray[np.int64]
+    newest: NDArray[np.int64]
     running: NDArray[np.int64]
     num_evicted: NDArray[np.int64]
 
@@ -96,7 +88,7 @@ def propose_in_flight(
 ) -> Iterator[Proposals]:
     """Proposals for each trajectory with `drafter.in_flight` of them running at a time; 0 where no round starts."""
     requests = _lay_out(trajectories, limits)
-    rules = _Rules(drafter.max_cached_requests, np.float32(drafter.max_spec_factor), np.float32(drafter.min_token_prob))
+    rules = draft_rules(drafter.max_tree_depth, depth, drafter.max_spec_factor, drafter.min_token_prob)
     num_columns = requests.longest.size
     drafts = _Drafts(
         np.zeros((depth, num_columns), dtype=np.int16),
@@ -141,14 +133,13 @@ def _lay_out(trajectories: Sequence[Trajectory], limits: Limits) -> _Requests:
     )
 
 
-def _walk(drafter: SuffixDrafter, requests: _Requests, rules: _Rules, drafts: _Drafts, row: int) -> None:
+def _walk(drafter: SuffixDrafter, requests: _Requests, rules: DraftRules, drafts: _Drafts, row: int) -> None:
     """All rounds of all requests at depth `row` + 1: where they start, drafts of the shared tree take their place."""
     num_requests = requests.num_output.size
     places = min(drafter.in_flight, num_requests)
     progress = _Progress(
         emitted=np.zeros(num_requests, dtype=np.int64),
-        active=np.zeros((num_requests, drafter.max_tree_depth + 1), dtype=np.int32),
-        num_active=np.zeros(num_requests, dtype=np.int64),
+        newest=np.full(num_requests, ROOT, dtype=np.int64),
         running=np.zeros(places, dtype=np.int64),
         num_evicted=np.zeros(1, dtype=np.int64),
     )
@@ -162,20 +153,18 @@ def _walk(drafter: SuffixDrafter, requests: _Requests, rules: _Rules, drafts: _D
         num_admitted, num_running = num_admitted + num_new, num_running + num_new
         running = progress.running[:num_running]
         to_come = int((requests.num_known - progress.emitted)[running].clip(min=0).sum())
-        shared = with_room(shared, to_come)
+        shared = with_room(shared, to_come + num_new)
         fewest = places if num_admitted < num_requests else 1
-        num_running = _run_steps(shared, requests, rules, drafts, row, progress, num_running, fewest)
+        num_running = _run_steps(
+            shared, requests, rules, drafts, row, progress, num_running, fewest, drafter.max_cached_requests
+        )
 
 
 @njit(cache=True, nogil=True)
-def _draft_locally(local: SuffixTree, requests: _Requests, request: int, rules: _Rules, drafts: _Drafts) -> None:
+def _draft_locally(local: SuffixTree, requests: _Requests, request: int, rules: DraftRules, drafts: _Drafts) -> None:
     """Fill the request's columns with what its own prompt and response propose, at every depth."""
     num_depths = drafts.drafted.shape[0]
-    lengths = np.empty(num_depths, dtype=np.int64)
-    matches = np.empty(num_depths, dtype=np.int64)
-    wrongs = np.empty(num_depths, dtype=np.int64)
-    scores = np.empty(num_depths, dtype=np.float32)
-    partial = np.empty(num_depths + 1, dtype=np.float32)
+    best = new_drafts(num_depths, local.max_depth)
     num_prompt = requests.num_prompt[request]
     first = requests.first_token[request]
     tokens = requests.tokens[first : first + num_prompt + requests.num_known[request]]
@@ -186,63 +175,59 @@ def _draft_locally(local: SuffixTree, requests: _Requests, request: int, rules: 
     for start in range(1, requests.num_output[request]):
         history = num_prompt + start
         append_token(local, tokens[history - 1])
-        best_drafts(
-            local, tokens, history, history, rules.factor, rules.floor, partial, lengths, matches, wrongs, scores
-        )
+        forget_drafts(best)
+        improve_drafts(local, tokens, history, history, rules, best)
         column = requests.first_output[request] + start
         for row in range(num_depths):
             k = min(row + 1, requests.longest[column]) - 1
             if k >= 0:
-                _keep(drafts, row, column, lengths[k], matches[k], wrongs[k], scores[k])
+                _keep(drafts, row, column, best, k)
 
 
 @njit(cache=True, nogil=True)
-def _keep(drafts: _Drafts, row: int, column: int, length: int, matched: int, wrong: int, score: np.float32) -> None:
-    drafts.drafted[row, column] = length
-    drafts.accepted[row, column] = matched
-    drafts.missed[row, column] = wrong if matched < length else -1
-    drafts.scores[row, column] = score
+def _keep(drafts: _Drafts, row: int, column: int, best: Drafts, k: int) -> None:
+    drafts.drafted[row, column] = best.lengths[k]
+    drafts.accepted[row, column] = best.matches[k]
+    drafts.missed[row, column] = best.wrongs[k] if best.matches[k] < best.lengths[k] else -1
+    drafts.scores[row, column] = best.scores[k]
 
 
 @njit(cache=True, nogil=True)
 def _run_steps(
     shared: SuffixTree,
     requests: _Requests,
-    rules: _Rules,
+    rules: DraftRules,
     drafts: _Drafts,
     row: int,
     progress: _Progress,
     num_running: int,
     fewest: int,
+    max_cached_requests: int,
 ) -> int:
     """Engine steps while at least `fewest` requests run; returns how many still do, `progress.running` holds them."""
     depth = row + 1
-    lengths = np.empty(depth, dtype=np.int64)
-    matches = np.empty(depth, dtype=np.int64)
-    wrongs = np.empty(depth, dtype=np.int64)
-    scores = np.empty(depth, dtype=np.float32)
-    partial = np.empty(depth + 1, dtype=np.float32)
+    best = new_drafts(depth, shared.max_depth)
     while num_running >= fewest:
         num_left = 0
         for place in range(num_running):
             request = progress.running[place]
-            num_shared = _emit(shared, requests, rules, drafts, row, progress, request)
+            num_shared = _emit(shared, requests, drafts, row, progress, request, max_cached_requests)
             start = progress.emitted[request]
             if start >= requests.num_output[request]:
                 continue
             progress.running[num_left] = request
             num_left += 1
             column = requests.first_output[request] + start
-            k = min(depth, requests.longest[column])
-            if k == 0:
+            k = min(depth, requests.longest[column]) - 1
+            if k < 0:
                 continue
             num_prompt = requests.num_prompt[request]
             first = requests.first_token[request]
             tokens = requests.tokens[first : first + num_prompt + requests.num_known[request]]
-            found = lengths[:k], matches[:k], wrongs[:k], scores[:k]
-            best_drafts(shared, tokens, num_prompt + start, num_shared, rules.factor, rules.floor, partial, *found)
-            if scores[k - 1] > drafts.scores[row, column]:
-                _keep(drafts, row, column, lengths[k - 1], matches[k - 1], wrongs[k - 1], scores[k - 1])
+            forget_drafts(best)
+            improve_drafts(shared, tokens, num_prompt + start, num_shared, rules, best)
+            if best.scores[k] > drafts.scores[row, column]:
+                _keep(drafts, row, column, best, k)
         num_running = num_left
     return num_running
 
@@ -251,11 +236,11 @@ def _run_steps(
 def _emit(
     shared: SuffixTree,
     requests: _Requests,
-    rules: _Rules,
     drafts: _Drafts,
     row: int,
     progress: _Progress,
     request: int,
+    max_cached_requests: int,
 ) -> int:
     """The request's round of this step, or its prefill: what it emits goes into the shared tree.
 
@@ -264,7 +249,7 @@ def _emit(
     emitted, num_evicted = progress.emitted, progress.num_evicted
     start, num_known = emitted[request], requests.num_known[request]
     if start == 0:
-        while request - num_evicted[0] >= rules.max_cached_requests:
+        while request - num_evicted[0] >= max_cached_requests:
             oldest = num_evicted[0]
             length = min(emitted[oldest], requests.num_known[oldest])
             remove_sequence(shared, requests.first_text[oldest], length)
@@ -273,13 +258,12 @@ def _emit(
     else:
         emitted[request] += drafts.accepted[row, requests.first_output[request] + start] + 1
     if request < num_evicted[0]:
-        shared.state[NUM_ACTIVE] = 0
+        shared.state[NEWEST] = ROOT
         return 0
-    resume_sequence(shared, requests.first_text[request], start, progress.active[request], progress.num_active[request])
+    resume_sequence(shared, requests.first_text[request], start, progress.newest[request])
     first = requests.first_token[request] + requests.num_prompt[request]
     end = min(emitted[request], num_known)
     for position in range(start, end):
         append_token(shared, requests.tokens[first + position])
-    progress.active[request] = shared.active
-    progress.num_active[request] = shared.state[NUM_ACTIVE]
+    progress.newest[request] = shared.state[NEWEST]
     return end
