@@ -115,7 +115,7 @@ def only_or_mixed(names: Mapping[str, int]) -> str | None:
     return next(iter(names), None) if len(names) < 2 else "mixed"
 
 
-class RowPrompts(Struct):
+class RowPrompts(Struct, gc=False):
     """The prompts to use of one row, and the label of their group.
 
     Rows are handed on whole, since prompts of a row mostly extend one another.

@@ -15,7 +15,7 @@ PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 """Stands in SPEED-Bench rows until the benchmark's own script has fetched the texts."""
 
 
-class Conversation(Struct):
+class Conversation(Struct, gc=False):
     """Turns in order. `logged` says which assistant turns are logged answers: all, only the last turn, or none.
 
     `opens` is False for a later request of the same row, whose first user turn was already seen; `since` is the
@@ -29,7 +29,7 @@ class Conversation(Struct):
     since: int = 0
 
 
-class Completion(Struct):
+class Completion(Struct, gc=False):
     """A raw prompt that no chat template is put around."""
 
     column: str
@@ -37,7 +37,7 @@ class Completion(Struct):
     answer: Turn | None = None
 
 
-class TokenRow(Struct):
+class TokenRow(Struct, gc=False):
     """A row that is already tokenized."""
 
     column: str
@@ -46,7 +46,7 @@ class TokenRow(Struct):
     tail: Sequence[int] = ()
 
 
-class Parsed(Struct):
+class Parsed(Struct, gc=False):
     """One row, understood. `items` are of one kind; `request` is the mapping that holds sampling settings and tools.
 
     `identity` is the row's own id where it is not under one of the keys that name it in plain rows.
@@ -57,7 +57,7 @@ class Parsed(Struct):
     identity: str | None = None
 
 
-class Request(Struct):
+class Request(Struct, gc=False):
     """One prompt that could be sent: the turns of `item` before `end`, and the logged answer where there is one.
 
     For Completion and TokenRow the prompt is the item itself and `end` is 0.
@@ -68,7 +68,7 @@ class Request(Struct):
     answer: Turn | None = None
 
 
-class Requests(Struct):
+class Requests(Struct, gc=False):
     """Everything one row offers.
 
     `first`: the request that ends with the first user turn. `opening`: the same with the user turns that follow it

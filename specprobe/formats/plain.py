@@ -42,7 +42,7 @@ _OTHER_KEYS = frozenset((*_BEFORE, *ID_KEYS, "type", *MEDIA_KEYS, *DOCUMENT_KEYS
 _LONGEST_PAUSE = 63
 
 
-class PlainChat(Struct):
+class PlainChat(Struct, gc=False):
     """A row that was understood while it was decoded. `row` has all but its turns; `name` is that of its format."""
 
     row: dict[str, Any]
