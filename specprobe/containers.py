@@ -12,20 +12,18 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
 from specprobe.errors import SpecprobeError
+from specprobe.json_values import is_clean, mend, read_value
 from specprobe.notices import Notice, inert
 from specprobe.quiet import quiet_hub
 from specprobe.sources import HEAD_BYTES, HUB_PREFIX, ByteStream
 
 MAX_ROW = 256 << 20
 """The longest row read, in bytes: far above any model's context; what is longer must not fill the memory."""
-
-MAX_DEPTH = 200
-"""Levels of nesting in a row, far above any log's: deeper rows would overflow the stack of whoever walks them."""
 
 PARQUET_BATCH = 256
 
@@ -60,8 +58,16 @@ class Contents:
     notices: list[Notice]
 
 
-def read_rows(stream: ByteStream, text_columns: frozenset[str] = frozenset()) -> Contents:
-    """Detect the container and open it. `text_columns` are names that mark the header of a CSV file."""
+Quickly = Callable[[bytes], Any]
+"""Decodes lines of shapes that it knows; None for others."""
+
+
+def read_rows(
+    stream: ByteStream, text_columns: frozenset[str] = frozenset(), quickly: Quickly | None = None
+) -> Contents:
+    """Detect the container and open it. `text_columns` are names that mark the header of a CSV file; `quickly` is asked
+    first for what a line of JSONL holds.
+    """
     notices: list[Notice] = []
     head = stream.peek_head()
     name = stream.name
@@ -77,7 +83,7 @@ def read_rows(stream: ByteStream, text_columns: frozenset[str] = frozenset()) ->
     if buffered.peek(3).startswith(codecs.BOM_UTF8):
         buffered.read(3)
     if kind == "jsonl":
-        return Contents(kind, _line_rows(buffered), notices)
+        return Contents(kind, _line_rows(buffered, quickly), notices)
     if kind == "csv":
         return Contents(kind, _csv_rows(name, buffered, _delimiter(head)), notices)
     return Contents(kind, _value_rows(_Text(name, buffered), kind == "array", notices), notices)
@@ -179,10 +185,10 @@ def _plain_kind(head: bytes, text: str) -> str:
 _DECODER = json.JSONDecoder()
 
 
-def _line_rows(buffered: BinaryIO) -> Iterator[Row]:
+def _line_rows(buffered: BinaryIO, quickly: Quickly | None = None) -> Iterator[Row]:
     """Split on b"\\n" only: U+2028 and U+0085 inside a string are text, not line ends."""
     line = 0
-    readline, decode = buffered.readline, _DECODER.decode
+    readline = buffered.readline
     while raw := readline(MAX_ROW):
         line += 1
         if len(raw) == MAX_ROW and not raw.endswith(b"\n"):
@@ -192,60 +198,16 @@ def _line_rows(buffered: BinaryIO) -> Iterator[Row]:
             continue
         if raw.isspace():
             continue
+        if quickly is not None and (value := quickly(raw)) is not None:
+            yield Row(line, value)
+            continue
         try:
-            value = decode(raw.decode("utf-8"))
-            row = Row(line, value) if is_clean(value) else Row(line, *mend(value))
+            value, repaired = read_value(raw)
         except UnicodeDecodeError:
-            row = Row(line, Skip("bad_encoding"))
+            value, repaired = Skip("bad_encoding"), False
         except (ValueError, RecursionError):
-            row = Row(line, Skip("bad_json"))
-        yield row
-
-
-def is_clean(value: Any, depth: int = 0) -> bool:
-    """Whether no text in a row holds a surrogate. (Searching raw bytes for escapes would take thrice as long.)"""
-    if depth > MAX_DEPTH:
-        raise RecursionError
-    kind = type(value)
-    if kind is str:
-        return value.isascii() or _encodes(value)
-    if kind is dict:
-        value = value.values()
-    elif kind is not list or set(map(type, value)) <= {int}:
-        return True
-    for item in value:
-        kind = type(item)
-        if kind is str:
-            if not item.isascii() and not _encodes(item):
-                return False
-        elif (kind is dict or kind is list) and not is_clean(item, depth + 1):
-            return False
-    return True
-
-
-def _encodes(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def mend(value: Any) -> tuple[Any, bool]:
-    """Put U+FFFD for lone surrogates, which tokenizers refuse; whether there was any."""
-    if isinstance(value, str):
-        if value.isascii() or _encodes(value):
-            return value, False
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), True
-    if isinstance(value, list):
-        mended = [mend(item) for item in value]
-        changed = any(was for _, was in mended)
-        return ([item for item, _ in mended], True) if changed else (value, False)
-    if isinstance(value, dict):
-        pairs = [(mend(key), mend(item)) for key, item in value.items()]
-        changed = any(a or b for (_, a), (_, b) in pairs)
-        return ({key: item for (key, _), (item, _) in pairs}, True) if changed else (value, False)
-    return value, False
+            value, repaired = Skip("bad_json"), False
+        yield Row(line, value, repaired)
 
 
 class _Text:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct
 
 from specprobe.batch_files import BatchAnswers, is_output, request_id
 from specprobe.containers import Contents, Row, Skip, hub_rows, plain_name, read_rows
@@ -18,6 +18,7 @@ from specprobe.formats import FORMATS, TEXT_COLUMNS, parse, parse_as, parse_fiel
 from specprobe.formats.chat import WRAPPERS
 from specprobe.formats.conversation import Completion, Conversation, Parsed, Request, Requests, TokenRow, requests
 from specprobe.formats.logs import RELATED_FORMATS
+from specprobe.formats.plain import PlainChat, PlainChats
 from specprobe.formats.request import has_structured_output, has_unreadable_tools
 from specprobe.gather import ReadRow, SpanWindow, gathered
 from specprobe.notices import Notice, inert
@@ -114,8 +115,7 @@ def only_or_mixed(names: Mapping[str, int]) -> str | None:
     return next(iter(names), None) if len(names) < 2 else "mixed"
 
 
-@dataclass(slots=True)
-class RowPrompts:
+class RowPrompts(Struct, gc=False):
     """The prompts to use of one row, and the label of their group.
 
     Rows are handed on whole, since prompts of a row mostly extend one another.
@@ -313,7 +313,8 @@ def scan(
             columns = TEXT_COLUMNS
             if options.prompt_field:
                 columns |= {plain_name(options.prompt_field)}
-            yield from _scan_contents(source.name, read_rows(stream, columns), options, tally, answers)
+            quickly = None if options.prompt_field or options.format else PlainChats().read
+            yield from _scan_contents(source.name, read_rows(stream, columns, quickly), options, tally, answers)
     except SpecprobeError as error:
         tally.fail(str(error))
 
@@ -323,6 +324,7 @@ def _scan_contents(
 ) -> Iterator[RowPrompts]:
     tally.container = contents.container
     window = SpanWindow()
+    read = _reader(options)
     for row in gathered(contents.rows, is_lines=contents.container in ("jsonl", "csv")):
         tally.rows += 1
         if row.repaired:
@@ -332,14 +334,23 @@ def _scan_contents(
             if joined is None:
                 continue
             row = joined
-        name, found = _read(row.value, options, tally)
-        if name in RELATED_FORMATS:
-            for ready in window.put(ReadRow(row, name, found)):
-                yield from _counted(path, *ready, options, tally)
+        value = row.value
+        found: Parsed | Skip
+        if type(value) is PlainChat:
+            name, found, value = value.name, value.found, value.row
         else:
-            yield from _counted(path, row, name, found, options, tally)
-    for ready in window.rest():
-        yield from _counted(path, *ready, options, tally)
+            name, found = ("", value) if type(value) is Skip else read(value)
+        if not tally.keys_seen and type(value) is dict:
+            tally.keys_seen = _first_keys(value)
+        if name in RELATED_FORMATS:
+            for of in window.put(ReadRow(row, name, found)):
+                if prompts := _counted(path, of.row.line, of.row.value, of.name, of.found, options, tally):
+                    yield prompts
+        elif prompts := _counted(path, row.line, value, name, found, options, tally):
+            yield prompts
+    for of in window.rest():
+        if prompts := _counted(path, of.row.line, of.row.value, of.name, of.found, options, tally):
+            yield prompts
     tally.notices += contents.notices
 
 
@@ -357,48 +368,42 @@ def _joined(row: Row, tally: Tally, answers: BatchAnswers) -> Row | None:
     return row._replace(value=value)
 
 
-def _read(value: Any, options: ReadOptions, tally: Tally) -> tuple[str, Parsed | Skip]:
-    if type(value) is Skip:
-        return "", value
-    if not tally.keys_seen and type(value) is dict:
-        tally.keys_seen = _first_keys(value)
-    return _parse(value, options)
-
-
 def _counted(
-    path: str, row: Row, name: str, found: Parsed | Skip, options: ReadOptions, tally: Tally
-) -> Iterator[RowPrompts]:
+    path: str, line: int, row: Any, name: str, found: Parsed | Skip, options: ReadOptions, tally: Tally
+) -> RowPrompts | None:
     """The prompts to use of a row, if any, once everything it holds is counted."""
-    line, value, _ = row
     if type(found) is Skip:
         tally.skip(found.reason, line)
         tally.rows_without_prompt += 1
-        return
+        return None
     assert type(found) is Parsed
     offered = requests(found)
     uses = _chosen(offered, options)
     _count(tally, line, offered)
-    if uses:
-        _count_uses(tally, name, uses, found)
-        ready = RowPrompts(path, line, value, found, uses, _group(tally, value, options.group_by))
-        if ready.group is not None and ready.begins_with(ready.group):
-            raise SpecprobeError(
-                f"{path}:{line}: --group-by {inert(str(options.group_by))}: holds the text of prompts or "
-                "answers, which no report shows; name a column of labels"
-            )
-        yield ready
-    else:
+    if not uses:
         tally.rows_without_prompt += 1
+        return None
+    _count_uses(tally, name, uses, found)
+    ready = RowPrompts(path, line, row, found, uses, _group(tally, row, options.group_by))
+    if ready.group is not None and ready.begins_with(ready.group):
+        raise SpecprobeError(
+            f"{path}:{line}: --group-by {inert(str(options.group_by))}: holds the text of prompts or "
+            "answers, which no report shows; name a column of labels"
+        )
+    return ready
 
 
 def _chosen(offered: Requests, options: ReadOptions) -> list[Request]:
     return offered.by_first_turn() if options.first_turn else offered.by_default()
 
 
-def _parse(value: Any, options: ReadOptions) -> tuple[str, Parsed | Skip]:
-    if options.prompt_field:
-        return parse_field(value, options.prompt_field)
-    return parse_as(value, options.format) if options.format else parse(value)
+def _reader(options: ReadOptions) -> Callable[[Any], tuple[str, Parsed | Skip]]:
+    """What understands rows, by what the user named."""
+    if field := options.prompt_field:
+        return lambda row: parse_field(row, field)
+    if name := options.format:
+        return lambda row: parse_as(row, name)
+    return parse
 
 
 def _count(tally: Tally, line: int, offered: Requests) -> None:
@@ -417,25 +422,30 @@ def _count_uses(tally: Tally, name: str, uses: list[Request], found: Parsed) -> 
     tally.prompts += len(uses)
     tally.formats[name] += 1
     tally.columns[uses[0].item.column] += len(uses)
+    named = named_model(found.request)
+    models = tally.models
     for use in uses:
-        if (model := model_of(use, found.request)) is not None:
-            tally.models[model] += 1
+        answer = use.answer
+        model = model_of(use, named) if answer is None else answer.model or named
+        if model is not None:
+            models[model] += 1
     if has_structured_output(found.request):
         tally.structured_outputs += len(uses)
     if ("tools" in found.request or "functions" in found.request) and has_unreadable_tools(found.request):
         tally.unreadable_tools += 1
 
 
-def model_of(use: Request, request: Mapping[str, Any]) -> str | None:
-    """The model that wrote a logged answer, where the log says so; None without an answer."""
-    answer = use.answer
-    if answer is None:
-        if type(use.item) is not TokenRow or not use.item.output:
-            return None
-    elif answer.model:
-        return answer.model
+def named_model(request: Mapping[str, Any]) -> str | None:
+    """The model that a request names."""
     value = request.get("model")
     return value if value and type(value) is str else None
+
+
+def model_of(use: Request, named: str | None) -> str | None:
+    """The model that wrote a logged answer, where the log says so, `named` in its request; None without an answer."""
+    if use.answer is not None:
+        return use.answer.model or named
+    return named if type(use.item) is TokenRow and use.item.output else None
 
 
 def _group(tally: Tally, row: Any, column: str | None) -> str | None:
@@ -502,32 +512,3 @@ def label(value: Any) -> str | None:
     else:
         text = str(value).strip() if type(value) in (str, int, bool) else ""
     return text[:LABEL_LENGTH] or None
-
-
-def measures(prompts: RowPrompts) -> Iterator[tuple[int, int]]:
-    """For each prompt of a row, a 64-bit digest of all that was sent, and its length in characters.
-
-    Equal prompts have equal digests. The turns that prompts of a conversation share are digested once.
-    """
-    request = prompts.parsed.request
-    tools = request.get("tools") or request.get("functions")
-    seed = repr(tools).encode("utf-8", "surrogatepass") if tools else b""
-    item: object = None
-    for use in prompts.requests:
-        if use.item is not item:
-            item, done, chars = use.item, 0, 0
-            digest = hashlib.sha1(seed, usedforsecurity=False)
-        if type(item) is Conversation:
-            sent = []
-            for turn in item.turns[done : use.end]:
-                calls = json.dumps(turn.tool_calls, default=str) if turn.tool_calls else ""
-                sent.append(f"{turn.role}\x1f{turn.text}\x1f{calls}\x1e")
-                chars += len(turn.text)
-            digest.update("".join(sent).encode("utf-8", "surrogatepass"))
-            done = use.end
-        elif type(item) is Completion:
-            digest.update(b"completion\x1f" + item.text.encode("utf-8", "surrogatepass"))
-            chars = len(item.text)
-        elif type(item) is TokenRow:
-            digest.update(b"tokens\x1f" + item.prompt.tobytes())
-        yield int.from_bytes(digest.digest()[:8], "little"), chars

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 MOST_WAITING = 1 << 14
@@ -19,33 +20,42 @@ class Spread:
 
 @dataclass(slots=True)
 class Lengths:
-    """Collects lengths. Only the 12 leading bits of a length are kept for the median, so bins are few.
+    """Collects lengths. Where they are many, only the 12 leading bits are kept for the median, so that bins are few.
 
-    `waiting`: lengths that are still to be put into bins, which many at a time takes a fraction of the time.
+    `waiting`: lengths that are still to be counted, which many at a time takes a fraction of the time; `counts`: how
+    often each of those occurred that are still to be put into bins.
     """
 
     bins: Counter[int] = field(default_factory=Counter)
     smallest: int | None = None
     largest: int = 0
+    counts: Counter[int] = field(default_factory=Counter)
     waiting: list[int] = field(default_factory=list)
 
-    def add(self, length: int) -> None:
-        """Count one length."""
-        self.waiting.append(length)
-        if len(self.waiting) == MOST_WAITING:
-            self._sort_in()
+    def add(self, lengths: Iterable[int]) -> None:
+        """Count lengths."""
+        self.waiting += lengths
+        if len(self.waiting) >= MOST_WAITING:
+            self._count()
+            if len(self.counts) >= MOST_WAITING:
+                self._sort_in()
+
+    def _count(self) -> None:
+        self.counts.update(self.waiting)
+        self.waiting.clear()
 
     def _sort_in(self) -> None:
-        for length, count in Counter(self.waiting).items():
+        for length, count in self.counts.items():
             shift = max(0, length.bit_length() - 12)
             self.bins[length >> shift << shift] += count
             if self.smallest is None or length < self.smallest:
                 self.smallest = length
             self.largest = max(self.largest, length)
-        self.waiting.clear()
+        self.counts.clear()
 
     def spread(self) -> Spread | None:
         """None where nothing was counted. The median is the lower of the two middle ones."""
+        self._count()
         self._sort_in()
         if self.smallest is None:
             return None
@@ -69,16 +79,16 @@ class Distinct:
     depth: int = 0
     keys: set[int] = field(default_factory=set)
 
-    def add(self, key: int) -> None:
-        """Count a key, which must be spread evenly (a digest)."""
-        if key & ((1 << self.depth) - 1):
-            return
-        keys = self.keys
-        keys.add(key)
-        while len(keys) > self.limit:
+    def add(self, keys: Iterable[int]) -> None:
+        """Count keys, which must be spread evenly (digests)."""
+        if self.depth:
+            mask = (1 << self.depth) - 1
+            keys = [key for key in keys if not key & mask]
+        self.keys.update(keys)
+        while len(self.keys) > self.limit:
             self.depth += 1
             mask = (1 << self.depth) - 1
-            self.keys = keys = {kept for kept in keys if not kept & mask}
+            self.keys = {key for key in self.keys if not key & mask}
 
     @property
     def count(self) -> int:

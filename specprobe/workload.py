@@ -17,14 +17,15 @@ from specprobe.formats.request import has_structured_output, settings, tools
 from specprobe.notices import Notice, inert
 from specprobe.progress import SILENT, Stages, where_long
 from specprobe.prompt import Message, Prompt
+from specprobe.prompt_keys import measures
 from specprobe.scan import (
     KEYS_SHOWN,
     FileSummary,
     ReadOptions,
     RowPrompts,
     Tally,
-    measures,
     model_of,
+    named_model,
     only_or_mixed,
     scan,
 )
@@ -187,16 +188,15 @@ def inspect_workload(
             tally = Tally(source.name)
             tallies.append(tally)
             for row in scan(source, options, tally, answers, on_read):
-                for request, (key, chars) in zip(row.requests, measures(row), strict=True):
-                    distinct.add(key)
-                    if type(request.item) is TokenRow:
-                        prompt_tokens.add(len(request.item.prompt))
-                        if request.item.output:
-                            answer_tokens.add(len(request.item.output))
-                        continue
-                    prompt_chars.add(chars)
-                    if request.answer:
-                        answer_chars.add(len(request.answer.text))
+                keys, lengths = measures(row)
+                distinct.add(keys)
+                rows_of_ids = [use.item for use in row.requests if type(use.item) is TokenRow]
+                if rows_of_ids:
+                    prompt_tokens.add(lengths)
+                    answer_tokens.add([len(item.output) for item in rows_of_ids if item.output])
+                else:
+                    prompt_chars.add(lengths)
+                    answer_chars.add([len(use.answer.text) for use in row.requests if use.answer])
             prompts += tally.prompts
     # A file that failed half-way had some prompts measured before; they only show where others are left.
     duplicates = max(0, prompts - distinct.count) if prompts else 0
@@ -307,7 +307,7 @@ class _Reading:
         repeated = 0
         for row in rows:
             self._rows += 1
-            for prompt, (key, _) in zip(to_prompts(row, self._rows), measures(row), strict=True):
+            for prompt, key in zip(to_prompts(row, self._rows), measures(row)[0], strict=True):
                 if self.is_full:
                     tally.prompts -= 1
                     continue
@@ -332,6 +332,7 @@ def to_prompts(row: RowPrompts, conversation: int | None = None) -> Iterator[Pro
     """The records for later stages; prompts of one conversation share their messages, and its number."""
     request = row.parsed.request
     defined, constrained, chosen = tools(request), has_structured_output(request), settings(request)
+    named = named_model(request)
     item: object = None
     made: list[Message] = []
     for identity, use in zip(row.ids(), row.requests, strict=True):
@@ -354,7 +355,7 @@ def to_prompts(row: RowPrompts, conversation: int | None = None) -> Iterator[Pro
             tools=defined,
             structured_output=constrained,
             settings=chosen,
-            model=model_of(use, request),
+            model=model_of(use, named),
             group=row.group,
             conversation=conversation,
         )

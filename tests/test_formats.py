@@ -16,7 +16,8 @@ from specprobe.formats.answers import is_error_answer
 from specprobe.formats.conversation import Parsed, Requests, requests
 from specprobe.formats.turns import ROLES, turn
 from specprobe.prompt import Prompt
-from specprobe.scan import RowPrompts, measures
+from specprobe.prompt_keys import measures
+from specprobe.scan import RowPrompts
 from specprobe.workload import to_prompts
 
 
@@ -546,7 +547,8 @@ def test_no_row_breaks_a_format(row: dict[str, Any], name: str | None) -> None:
         offer = requests(found)
         for uses in (offer.by_default(), offer.by_first_turn()):
             handed = RowPrompts("x", 1, row, found, uses)
-            assert len(list(measures(handed))) == len(list(to_prompts(handed))) == len(uses)
+            keys, lengths = measures(handed)
+            assert len(keys) == len(lengths) == len(list(to_prompts(handed))) == len(uses)
             for prompt in to_prompts(handed):
                 assert sum((bool(prompt.messages), prompt.text is not None, prompt.token_ids is not None)) == 1
 

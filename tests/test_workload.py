@@ -360,7 +360,7 @@ def test_heavy_packages_are_imported_only_where_needed(log: Path) -> None:
 def test_small_lengths_have_an_exact_median(lengths: list[int]) -> None:
     seen = Lengths()
     for length in lengths:
-        seen.add(length)
+        seen.add([length])
     ordered = sorted(lengths)
     spread = seen.spread()
     assert spread is not None
@@ -371,7 +371,7 @@ def test_small_lengths_have_an_exact_median(lengths: list[int]) -> None:
 def test_large_lengths_have_a_close_median(lengths: list[int]) -> None:
     seen = Lengths()
     for length in lengths:
-        seen.add(length)
+        seen.add([length])
     middle = sorted(lengths)[(len(lengths) - 1) // 2]
     spread = seen.spread()
     assert spread is not None
@@ -385,8 +385,8 @@ def test_distinct_is_exact_below_its_limit_and_close_above() -> None:
     keys = [int.from_bytes(hashlib.sha1(str(n).encode()).digest()[:8], "little") for n in range(20_000)]
     exact, rough = Distinct(limit=20_000), Distinct(limit=2_000)
     for key in keys + keys[:5_000]:
-        exact.add(key)
-        rough.add(key)
+        exact.add([key])
+        rough.add([key])
     assert (exact.count, exact.is_exact) == (20_000, True)
     assert not rough.is_exact
     assert abs(rough.count - 20_000) < 4 * 1.2 / 2_000**0.5 * 20_000

@@ -36,7 +36,7 @@ FORMATS: dict[str, Format] = {
 }
 """Name -> reader. A reader returns None where the row is not of its format, a Skip where it is unusable."""
 
-_COLUMNS: tuple[tuple[str, str], ...] = (
+COLUMNS: tuple[tuple[str, str], ...] = (
     ("prompt_token_ids", "tokens"),
     ("body", "batch"),
     ("request", "batch"),
@@ -66,7 +66,7 @@ _COLUMNS: tuple[tuple[str, str], ...] = (
 
 CHAT_FORMATS = frozenset({"messages", "sharegpt", "batch", "tokens", "swe-agent"})
 
-TEXT_COLUMNS = frozenset(plain_name(name) for name, _ in _COLUMNS) | flat.LENGTH_COLUMNS | {*chat.ANSWER_KEYS}
+TEXT_COLUMNS = frozenset(plain_name(name) for name, _ in COLUMNS) | flat.LENGTH_COLUMNS | {*chat.ANSWER_KEYS}
 """Column names, without case and marks, that show the first line of a file to be a CSV header."""
 
 
@@ -81,7 +81,7 @@ def parse(row: Any) -> tuple[str, Parsed | Skip]:
         if logged is not None:
             return logged
     unusable: tuple[str, Skip] | None = None
-    for column, name in _COLUMNS:
+    for column, name in COLUMNS:
         if column not in row or (column == "text" and name == "swe-bench" and "instance_id" not in row):
             continue
         found = FORMATS[name](row)

@@ -30,7 +30,9 @@ def has_media(row: Row) -> bool:
 def system_turn(row: Row) -> list[Turn]:
     """The system text that a row keeps beside its turns."""
     for key in SYSTEM_KEYS:
-        value = row.get(key)
+        if key not in row:
+            continue
+        value = row[key]
         if isinstance(value, list):
             value = part_text({"content": value})
         if isinstance(value, str) and value and not value.isspace():

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from specprobe.formats.answers import is_error_answer
+from msgspec import Struct, field
+
+from specprobe.formats.answers import LONGEST_ERROR, is_error_answer
 from specprobe.formats.turns import Turn
 
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 """Stands in SPEED-Bench rows until the benchmark's own script has fetched the texts."""
 
 
-@dataclass(slots=True)
-class Conversation:
+class Conversation(Struct, gc=False):
     """Turns in order. `logged` says which assistant turns are logged answers: all, only the last turn, or none.
 
     `opens` is False for a later request of the same row, whose first user turn was already seen; `since` is the
@@ -29,8 +29,7 @@ class Conversation:
     since: int = 0
 
 
-@dataclass(slots=True)
-class Completion:
+class Completion(Struct, gc=False):
     """A raw prompt that no chat template is put around."""
 
     column: str
@@ -38,8 +37,7 @@ class Completion:
     answer: Turn | None = None
 
 
-@dataclass(slots=True)
-class TokenRow:
+class TokenRow(Struct, gc=False):
     """A row that is already tokenized."""
 
     column: str
@@ -48,9 +46,8 @@ class TokenRow:
     tail: Sequence[int] = ()
 
 
-@dataclass(slots=True)
-class Parsed:
-    """One row, understood. `request` is the mapping that holds sampling settings and tools.
+class Parsed(Struct, gc=False):
+    """One row, understood. `items` are of one kind; `request` is the mapping that holds sampling settings and tools.
 
     `identity` is the row's own id where it is not under one of the keys that name it in plain rows.
     """
@@ -60,8 +57,7 @@ class Parsed:
     identity: str | None = None
 
 
-@dataclass(slots=True)
-class Request:
+class Request(Struct, gc=False):
     """One prompt that could be sent: the turns of `item` before `end`, and the logged answer where there is one.
 
     For Completion and TokenRow the prompt is the item itself and `end` is 0.
@@ -72,8 +68,7 @@ class Request:
     answer: Turn | None = None
 
 
-@dataclass(slots=True)
-class Requests:
+class Requests(Struct, gc=False):
     """Everything one row offers.
 
     `first`: the request that ends with the first user turn. `opening`: the same with the user turns that follow it
@@ -115,11 +110,12 @@ def answer_problem(answer: Turn) -> str | None:
     """Why an assistant turn is no answer: empty_answer, error_answer, cached_answer, redacted, or None."""
     if answer.unusable:
         return answer.unusable
-    if not answer.says_something:
-        return "empty_answer"
-    if answer.tool_calls or not is_error_answer(answer.text):
+    if answer.tool_calls:
         return None
-    return "error_answer"
+    text = answer.text
+    if not text or text.isspace():
+        return "empty_answer"
+    return "error_answer" if len(text) <= LONGEST_ERROR and is_error_answer(text) else None
 
 
 def _from_completion(item: Completion, found: Requests) -> None:
@@ -144,49 +140,53 @@ def _text_problem(text: str) -> str | None:
 
 def _split(item: Conversation, found: Requests) -> None:
     turns = item.turns
-    last = len(turns) - 1
     blocked: str | None = None
     first = -1
+    before_first: str | None = None
     asked = False
-    answers: dict[int, Request] = {}
+    since = _first_logged(item)
+    answers: list[Request] = []
     for i, turn in enumerate(turns):
-        if turn.role == "assistant":
-            if i < item.since or turn.demo:
-                pass
-            elif item.logged == "all" or (i == last and item.logged == "last"):
-                problem = answer_problem(turn)
-                if problem:
-                    found.unusable.append(problem)
-                elif blocked or turn.problem or not asked:
-                    found.cut.append(blocked or turn.problem or "no_user_turn")
+        role, problem = turn.role, turn.problem
+        if role == "assistant":
+            if i >= since and not turn.demo:
+                unusable = answer_problem(turn)
+                if unusable:
+                    found.unusable.append(unusable)
+                elif blocked or problem or not asked:
+                    found.cut.append(blocked or problem or "no_user_turn")
                 else:
-                    answers[i] = Request(item, i, turn)
-        elif turn.role == "user" and not turn.demo and not turn.problem:
-            if first < 0:
-                first = i
-                if not blocked and PLACEHOLDER in turn.text:
-                    blocked = "placeholder"
-            asked = asked or bool(turn.text and not turn.text.isspace())
-        elif turn.role == "user" and first < 0 and turn.problem == "multimodal":
-            first = i
-        blocked = blocked or turn.problem
-    found.answered += answers.values()
+                    answers.append(Request(item, i, turn))
+        elif role == "user":
+            if not problem and not turn.demo:
+                if first < 0:
+                    first, before_first = i, blocked
+                    if not blocked and PLACEHOLDER in turn.text:
+                        blocked = "placeholder"
+                asked = asked or bool(turn.text and not turn.text.isspace())
+            elif first < 0 and problem == "multimodal":
+                first, before_first = i, blocked or problem
+        if problem:
+            blocked = blocked or problem
+    found.answered += answers
     if not item.opens:
         return
-    found.reason = _opening_problem(turns, first)
+    if first < 0:
+        found.reason = (blocked or "no_user_turn") if turns else "empty"
+        return
+    found.reason = before_first or _text_problem(turns[first].text)
     if found.reason is None:
-        found.first = Request(item, first + 1, answers[first + 1].answer if first + 1 in answers else None)
+        # No answer that is used comes before the first user turn.
+        is_answered = bool(answers) and answers[0].end == first + 1
+        found.first = answers[0] if is_answered else Request(item, first + 1)
         found.opening = Request(item, _end_of_opening(turns, first))
 
 
-def _opening_problem(turns: list[Turn], first: int) -> str | None:
-    if not turns:
-        return "empty"
-    before = turns[: first + 1] if first >= 0 else turns
-    problem = next((turn.problem for turn in before if turn.problem), None)
-    if problem or first < 0:
-        return problem or "no_user_turn"
-    return _text_problem(turns[first].text)
+def _first_logged(item: Conversation) -> int:
+    """The turn from which on assistant turns are logged answers that were not counted before."""
+    if item.logged == "all":
+        return item.since
+    return max(item.since, len(item.turns) - 1) if item.logged == "last" else len(item.turns)
 
 
 def _end_of_opening(turns: list[Turn], first: int) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from specprobe.containers import is_clean, mend
+from msgspec import Struct
+
+from specprobe.json_values import is_clean, mend
 from specprobe.prompt import Message, Role
 
 ROLES: dict[str, Role] = {
@@ -38,6 +39,8 @@ ROLES: dict[str, Role] = {
 CALL_ROLES = frozenset({"function_call", "tool_call"})
 """ShareGPT roles whose text is itself the call, as JSON."""
 
+_PLAIN_ROLES = {name: role for name, role in ROLES.items() if name not in CALL_ROLES}
+
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "summary_text"})
 CALL_PARTS = frozenset({"tool_call", "tool-call", "tool_use", "function_call"})
 RESULT_PARTS = frozenset({"tool_result", "tool-result", "tool_call_response", "function_call_output", "tool_response"})
@@ -46,8 +49,7 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 CONTENT_KEYS = ("content", "value", "text", "markdown", "parts", "system_prompt")
 
 
-@dataclass(slots=True)
-class Turn:
+class Turn(Struct, gc=False):
     """A normalised turn. `problem` is the skip reason ("multimodal", "unknown_role") of one that cannot be replayed.
 
     `unusable` is the skip reason of an assistant turn that is context as good as any, but no answer that the model
@@ -78,16 +80,6 @@ class Turn:
 
 def turn(raw: Mapping[str, Any]) -> Turn:
     """Normalise one turn object."""
-    # Most turns of most logs are of these two shapes, and gigabytes of them pass here.
-    if len(raw) == 2:
-        name = raw.get("from") or raw.get("role")
-        text = raw.get("value") if "value" in raw else raw.get("content")
-        if type(text) is str and type(name) is str and name in ROLES and name not in CALL_ROLES:
-            return Turn(ROLES[name], text)
-    return _full_turn(raw)
-
-
-def _full_turn(raw: Mapping[str, Any]) -> Turn:
     named = raw.get("role") or raw.get("from")
     role_name = named.strip().lower() if isinstance(named, str) else ""
     role = ROLES.get(role_name)
@@ -253,6 +245,14 @@ def turns(raw: Iterable[Any]) -> list[Turn]:
     """Normalise a list of turns; a turn may be JSON text, a {human, assistant} pair, or null (dropped)."""
     result: list[Turn] = []
     for item in raw:
+        # Most turns of most logs are of these two shapes, and gigabytes of them pass here.
+        if type(item) is dict and len(item) == 2:
+            name, text = (
+                (item.get("role"), item["content"]) if "content" in item else (item.get("from"), item.get("value"))
+            )
+            if type(text) is str and type(name) is str and name in _PLAIN_ROLES:
+                result.append(Turn(_PLAIN_ROLES[name], text))
+                continue
         value = item if type(item) is dict else parse_json(item)
         if not isinstance(value, dict):
             continue
@@ -262,8 +262,8 @@ def turns(raw: Iterable[Any]) -> list[Turn]:
             and ("human" in value or "user" in value)
             and "assistant" in value
         ):
-            result.append(_full_turn({"role": "user", "content": value.get("human", value.get("user"))}))
-            result.append(_full_turn({"role": "assistant", "content": value["assistant"]}))
+            result.append(turn({"role": "user", "content": value.get("human", value.get("user"))}))
+            result.append(turn({"role": "assistant", "content": value["assistant"]}))
         else:
             result.append(turn(value))
     return result
