@@ -16,9 +16,11 @@ from specprobe.drafters.suffix_tree import (
     LINK,
     NEXT,
     NONE,
+    NUM_APPENDED,
     NUM_EDGES,
     NUM_ENTRIES,
     NUM_GROUPS,
+    NUM_REMOVED,
     NUM_STATES,
     ROOT,
     RUN_START,
@@ -70,6 +72,9 @@ def free(tree, head: int, column: int, array) -> int:
 
 
 def assert_fits(tree) -> None:
+    states = tree.state[NUM_STATES] - free(tree, FREE_STATE, LINK, tree.states)
+    edges = tree.state[NUM_EDGES] - free(tree, FREE_EDGE, NEXT, tree.edges)
+    assert edges < states + tree.state[NUM_APPENDED] - tree.state[NUM_REMOVED]
     assert tree.state[NUM_STATES] <= len(tree.states)
     assert tree.state[NUM_EDGES] <= len(tree.edges)
     assert tree.state[NUM_GROUPS] <= len(tree.groups)
@@ -125,6 +130,23 @@ def test_a_tree_of_depth_one_has_room_for_tokens_that_all_differ():
         append_token(tree, token)
     assert_fits(tree)
     assert children(tree, ROOT, NONE) == [(token, 1) for token in tokens]
+
+
+def test_room_goes_by_what_is_held_and_not_by_what_ever_was():
+    rng = np.random.default_rng(0)
+    tree, held = new_tree(8, 1), []
+    sizes = []
+    for _ in range(60):
+        tokens = rng.integers(0, 50, 400)
+        tree = with_room(tree, len(tokens))
+        start_sequence(tree)
+        for token in tokens:
+            append_token(tree, token)
+        held.append((int(tree.state[RUN_START]), len(tokens)))
+        if len(held) > 2:
+            remove_sequence(tree, *held.pop(0))
+        sizes.append(len(tree.edges))
+    assert sizes[-1] == sizes[4]
 
 
 def test_what_has_been_seen_twice_costs_nothing_more():

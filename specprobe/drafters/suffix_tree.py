@@ -83,12 +83,16 @@ def new_tree(max_depth: int, num_tokens: int) -> SuffixTree:
 
 
 def with_room(tree: SuffixTree, num_tokens: int) -> SuffixTree:
-    """The same tree, its arrays long enough for `num_tokens` more tokens of one sequence."""
+    """The same tree, its arrays long enough for `num_tokens` more tokens of one sequence.
+
+    A token makes two states at most: one of a string that occurs again, and one by a split. There are fewer edges than
+    states and tokens held: one leads to each state by its shortest string, and any other one begins, with the shortest
+    string of its source, a way that ends after D tokens or with its sequence, which is another string for each of them.
+    """
     state = tree.state
-    ever = int(state[NUM_APPENDED]) + num_tokens + 1
-    held = ever - int(state[NUM_REMOVED])
-    # An automaton of n tokens has less than 2 n states and 3 n edges, and there is at most one of either for a string.
-    most_edges = min(3 * ever, tree.max_depth * held) + 8
+    held = int(state[NUM_APPENDED] - state[NUM_REMOVED]) + num_tokens + 1
+    most_states = int(state[NUM_STATES]) + 2 * num_tokens
+    most_edges = max(int(state[NUM_EDGES]), most_states + held)
     capacity, text_size = tree.edges.shape[0], tree.text.size
     text_end = int(state[TEXT_END]) + num_tokens + 2
     if most_edges <= capacity and text_end <= text_size:
