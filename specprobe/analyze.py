@@ -62,8 +62,7 @@ def analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore | No
             check_depth_fits(options.depth, max_model_len)
         samplings = _draft_samplings(options, profile, origin, model_free=model_free)
         setup = _Setup(options, profile, tuple(drafters), samplings, max_model_len, stages, store)
-        drawn_from = workload.prompts if options.precision is None else origin.requests.prompts
-        looks = planned_looks(options, drawn_from, logged=origin.mode == "logged")
+        looks = planned_looks(options, drawn_from(options, workload.prompts, origin), logged=origin.mode == "logged")
         look, precision = _stopping_look(looks, origin, setup)
         sources, results = look.sources, look.results
         at_temperature = {result.temperature: result for result in results}
@@ -105,6 +104,12 @@ class _Look:
     sources: Sources
     results: tuple[Acceptance, ...]
     notices: tuple[Notice, ...]
+
+
+def drawn_from(options: AnalyzeOptions, prompts: Sequence[Prompt], origin: Origin) -> Sequence[Prompt]:
+    """What looks are made of: all prompts, or, where a precision is asked for, those that have a request."""
+    # Only then are prompts held in memory, where a request tells them by which object they are.
+    return prompts if options.precision is None else origin.requests.prompts
 
 
 def planned_looks(options: AnalyzeOptions, prompts: Sequence[Prompt], *, logged: bool) -> Looks:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specprobe.advise import ArrivalOptions, check_request
-from specprobe.analyze import planned_drafters, planned_looks
+from specprobe.analyze import drawn_from, planned_drafters, planned_looks
 from specprobe.cost_sources import CostOptions, drafter_specs, load_timed, timed_grid, timed_name
 from specprobe.drafters import MODEL_FREE, HybridSpec, ModelSpec, Parsed, is_model_free, parse_drafter
 from specprobe.embedded import find_embedded, is_embedded
@@ -66,7 +66,7 @@ def plan_analyze(options: AnalyzeOptions, stages: Stages, store: TrajectoryStore
     origin = open_origin(options, profile, workload.prompts, stages, model_free=model_free)
     loaded = time.perf_counter() - begin
     load = [Step("load the model or tokenizer", 1, "model", JUST_NOW, loaded)] if origin.tokenizer else []
-    looks = planned_looks(options, origin.requests.prompts, logged=origin.mode == "logged")
+    looks = planned_looks(options, drawn_from(options, workload.prompts, origin), logged=origin.mode == "logged")
     if looks.asked is not None:
         # Batches, and what of them is kept, depend on the order.
         origin = replace(origin, requests=origin.requests.of(looks.order))

@@ -196,6 +196,11 @@ def recording(target: Target, taps: Sequence[int], *, stops: bool = True) -> Ite
     recorded: dict[int, torch.Tensor] = {}
     layers = target.layers
     handles = []
+    if max(taps) > len(layers):
+        raise SpecprobeError(
+            f"target {target.record.name}: has {len(layers)} layers, the drafter reads layer {max(taps)}; "
+            "the drafter was trained for another target"
+        )
     # Layers behind the last tap need not be run.
     last = None if LAST in taps or not stops else max(taps)
 
@@ -221,13 +226,8 @@ def recording(target: Target, taps: Sequence[int], *, stops: bool = True) -> Ite
             handles.append(target.final_norm.register_forward_hook(record_output(tap)))
         elif tap == 0:
             handles.append(layers[0].register_forward_pre_hook(record_input(tap), with_kwargs=True))
-        elif tap <= len(layers):
-            handles.append(layers[tap - 1].register_forward_hook(record_output(tap)))
         else:
-            raise SpecprobeError(
-                f"target {target.record.name}: has {len(layers)} layers, the drafter reads layer {tap}; "
-                "the drafter was trained for another target"
-            )
+            handles.append(layers[tap - 1].register_forward_hook(record_output(tap)))
     try:
         yield recorded
     finally:

@@ -11,13 +11,14 @@ from specprobe.formats.conversation import Completion, Conversation, TokenRow
 from specprobe.prompt import Role
 from specprobe.scan import RowPrompts
 
-# Any distinct numbers: the same text is another key as another role's, as a completion, as tool calls.
-_SALTS: Mapping[Role, int] = {"system": 1, "user": 2, "assistant": 3, "tool": 4}
-_CALLS, _COMPLETION, _TOKENS = 5, 6, 7
+# What a text is, as its first byte and not in the seed: XXH3 puts a short text and its seed together by xor, so that of
+# seeds that are near to each other many pairs of texts would have one key.
+_ROLES: Mapping[Role, bytes] = {"system": b"s", "user": b"u", "assistant": b"a", "tool": b"t"}
+_TOOLS, _CALLS, _COMPLETION, _TOKENS = b"d", b"c", b"p", b"i"
 
 
-def _hash(text: str, seed: int) -> int:
-    return xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"), seed)
+def _hash(kind: bytes, text: str, seed: int) -> int:
+    return xxh3_64_intdigest(kind + text.encode("utf-8", "surrogatepass"), seed)
 
 
 def measures(prompts: RowPrompts) -> tuple[list[int], list[int]]:
@@ -29,7 +30,8 @@ def measures(prompts: RowPrompts) -> tuple[list[int], list[int]]:
     """
     request = prompts.parsed.request
     tools = request.get("tools") or request.get("functions")
-    seed = _hash(repr(tools), 0) if tools else 0
+    seed = _hash(_TOOLS, repr(tools), 0) if tools else 0
+    roles = _ROLES
     keys: list[int] = []
     lengths: list[int] = []
     item: object = None
@@ -40,16 +42,16 @@ def measures(prompts: RowPrompts) -> tuple[list[int], list[int]]:
             for turn in item.turns[done : use.end]:
                 text = turn.text
                 # As `_hash`, which gigabytes need not call for each turn.
-                key = xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"), key + _SALTS[turn.role])
+                key = xxh3_64_intdigest(roles[turn.role] + text.encode("utf-8", "surrogatepass"), key)
                 if turn.tool_calls:
-                    key = _hash(json.dumps(turn.tool_calls, default=str), key + _CALLS)
+                    key = _hash(_CALLS, json.dumps(turn.tool_calls, default=str), key)
                 length += len(text)
             done = use.end
         elif type(item) is Completion:
-            key = _hash(item.text, seed + _COMPLETION)
+            key = _hash(_COMPLETION, item.text, seed)
             length = len(item.text)
         elif type(item) is TokenRow:
-            key = xxh3_64_intdigest(item.prompt.tobytes(), seed + _TOKENS)
+            key = xxh3_64_intdigest(_TOKENS + item.prompt.tobytes(), seed)
             length = len(item.prompt)
         keys.append(key)
         lengths.append(length)

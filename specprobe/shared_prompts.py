@@ -46,13 +46,15 @@ def _shared(
     rests = _on(target, [rest for _, rest in texts])
     lengths = torch.tensor([len(prompt) for prompt, _ in texts], device=target.device)[:, None]
     prompt_columns, columns = (torch.arange(one.shape[1], device=target.device) for one in (ids, rests))
+    # Padding stands where the last token of its text does: beyond it a model may know no position.
+    ends = lengths + torch.tensor([[len(rest)] for _, rest in texts], device=target.device) - 1
     # [B, rest, prompt and rest]: the whole prompt without its padding, and of the rest what is not later.
     seen = (prompt_columns < lengths)[:, None].expand(-1, len(columns), -1)
     causal = (columns <= columns[:, None]).expand(len(texts), -1, -1)
     after = run(
         input_ids=rests,
         attention_mask=torch.cat([seen, causal], dim=-1)[:, None],
-        position_ids=lengths + columns,
+        position_ids=torch.minimum(lengths + columns, ends.clamp(min=0)),
         use_cache=True,
         **{cache_input: cache},
     )

@@ -31,7 +31,8 @@ MEMORY_BYTES = 1 << 22
 
 
 class Spool(Sequence[Item]):
-    """Records in the order in which they were appended; each look at one gives another copy of it.
+    """Records in the order in which they were appended. Two looks at one may give two objects, so nothing may be told
+    by identity, here and in any `Part`.
 
     Within a block what records share is kept once. Raises SpecprobeError where the disk cannot hold them.
     """

@@ -241,13 +241,11 @@ class Target:
 
     def _score_batches(self, trajectories: Sequence[Trajectory]) -> Iterator[list[int]]:
         """Indices by similar length, in batches whose logits fit."""
-        by_length = sorted(
-            range(len(trajectories)),
-            key=lambda i: (len(trajectories[i].prompt_ids), len(trajectories[i].output_ids), i),
-        )
+        # Gone through once: those of a large log are read from the disk.
+        lengths = [(len(trajectory.prompt_ids), len(trajectory.output_ids)) for trajectory in trajectories]
         batch: list[int] = []
-        for index in by_length:
-            grown = [trajectories[i] for i in [*batch, index]]
+        for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+            grown = [lengths[i] for i in [*batch, index]]
             if batch and _logits_size(grown, self.record.vocab_size) > _SCORE_LOGITS:
                 yield batch
                 batch = []
@@ -333,10 +331,11 @@ def _fingerprint(model: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def _logits_size(trajectories: Sequence[Trajectory], vocab_size: int) -> int:
-    first = min(len(t.prompt_ids) for t in trajectories)
-    last = max(len(t.prompt_ids) + len(t.output_ids) for t in trajectories)
-    return len(trajectories) * (last - first + 1) * vocab_size
+def _logits_size(lengths: Sequence[tuple[int, int]], vocab_size: int) -> int:
+    """Values of a batch of texts, by the lengths of prompt and response."""
+    first = min(prompt for prompt, _ in lengths)
+    last = max(prompt + output for prompt, output in lengths)
+    return len(lengths) * (last - first + 1) * vocab_size
 
 
 def _score_batch(bench: Bench, item: tuple[Sequence[Trajectory], ProcessingRule]) -> list[Score]:

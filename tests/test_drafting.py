@@ -15,6 +15,7 @@ import tiny_mtp
 import torch
 import toy_target as toy
 
+from specprobe import spool
 from specprobe.causal_lm import LoadOptions
 from specprobe.cli import run_command
 from specprobe.documents import dump_document
@@ -571,6 +572,9 @@ def test_a_model_by_itself_and_in_a_hybrid_drafts_once(capsys, models, monkeypat
     load = module.load_causal_lm
     monkeypatch.setattr(module, "load_causal_lm", lambda *arguments: loads.append(1) or load(*arguments))
     both = drafters(f"draft:{models.draft}", f"hybrid:suffix+draft:{models.draft}")
+    # As of a log of hundreds of prompts: each look at a trajectory gives another object.
+    monkeypatch.setattr(spool, "BLOCK_ITEMS", 2)
+    monkeypatch.setattr(spool, "BLOCKS_AT_HAND", 1)
     together = json.loads(analyze(capsys, models, *both, "--json")[1])
     assert len(loads) == 1
     assert together["results"] == [alone["results"][1], hybrid["results"][0]]

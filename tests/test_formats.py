@@ -553,6 +553,19 @@ def test_no_row_breaks_a_format(row: dict[str, Any], name: str | None) -> None:
                 assert sum((bool(prompt.messages), prompt.text is not None, prompt.token_ids is not None)) == 1
 
 
+def test_short_texts_that_differ_in_a_bit_have_keys_of_their_own():
+    """Of a seed that names the role they would not: XXH3 puts both together by xor."""
+    words = [f"{first}{second}{third}" for first in "dy" for second in "eo" for third in "fghrst"]
+    keys = set()
+    for role in ("system", "user"):
+        for word in words:
+            row = {"messages": [{"role": role, "content": word}, {"role": "user", "content": "Next?"}]}
+            _, found = parse(row)
+            assert isinstance(found, Parsed)
+            keys.add(measures(RowPrompts("x", 1, row, found, requests(found).by_first_turn()[-1:]))[0][0])
+    assert len(keys) == 2 * len(words)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(

@@ -151,12 +151,14 @@ def logits_at(model: Any, ids: torch.Tensor, row: torch.Tensor, column: torch.Te
             return None
         return states[row, column][None], *given[1:]
 
-    handle = model.get_output_embeddings().register_forward_pre_hook(pick)
+    head = model.get_output_embeddings()
+    handles = [] if head is None else [head.register_forward_pre_hook(pick)]
     try:
         logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
     finally:
-        handle.remove()
-    # Some models read their head's matrix without calling it.
+        for handle in handles:
+            handle.remove()
+    # Some models do not say which their head is, or read its matrix without calling it.
     return logits[row, column] if logits.shape[:2] == ids.shape else logits[0]
 
 

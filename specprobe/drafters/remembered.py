@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specprobe.drafters.base import Adoption, Drafter, Limits, Proposals
@@ -45,8 +46,7 @@ class RememberedDrafter:
     def proposals(self, trajectories: Iterable[Trajectory], depth: int, limits: Limits) -> Iterator[Proposals]:
         """As the drafter's."""
         works = list(trajectories)
-        # The trajectories of a run are there as long as the run is, so what they are called does not change.
-        key = (depth, limits, *map(id, works))
+        key = (depth, limits, _digest(works))
         if self._inner is None:
             yield from self._kept[key]
             return
@@ -55,3 +55,14 @@ class RememberedDrafter:
             kept.append(proposals)
             yield proposals
         self._kept[key] = kept
+
+
+def _digest(works: Sequence[Trajectory]) -> bytes:
+    """Of all that a draft depends on. Which objects they are tells nothing: they may be read anew each time."""
+    digest = hashlib.blake2b(digest_size=16)
+    for work in works:
+        digest.update(repr((work.id, work.sample, work.temperature, work.processors)).encode("utf-8", "surrogatepass"))
+        for ids in (work.prompt_ids, work.output_ids, work.tail_ids):
+            digest.update(ids.size.to_bytes(8, "little"))
+            digest.update(ids.tobytes())
+    return digest.digest()

@@ -12,9 +12,7 @@ from specprobe.formats import COLUMNS
 from specprobe.formats.chat import MEDIA_KEYS, complete
 from specprobe.formats.conversation import Parsed
 from specprobe.formats.logs import DOCUMENT_KEYS, SUSPECT_KEYS
-from specprobe.formats.turns import CALL_ROLES, ROLES, Turn
-
-_PLAIN_ROLES = {name: role for name, role in ROLES.items() if name not in CALL_ROLES}
+from specprobe.formats.turns import PLAIN_ROLES, Turn
 
 
 class _Message(Struct, forbid_unknown_fields=True, rename={"text": "content"}, gc=False):
@@ -86,7 +84,7 @@ def _plain_chat(line: bytes) -> PlainChat | None:
     if not is_chat or [*map(type, row.values())].count(list) > 1:
         return None
     try:
-        found = [Turn(_PLAIN_ROLES[item.role], item.text) for item in raw]
+        found = [Turn(PLAIN_ROLES[item.role], item.text) for item in raw]
     except KeyError:
         return None
     return PlainChat(row, _NAMES[column], Parsed([complete(row, column, found)], row))

@@ -39,7 +39,8 @@ ROLES: dict[str, Role] = {
 CALL_ROLES = frozenset({"function_call", "tool_call"})
 """ShareGPT roles whose text is itself the call, as JSON."""
 
-_PLAIN_ROLES = {name: role for name, role in ROLES.items() if name not in CALL_ROLES}
+PLAIN_ROLES = {name: role for name, role in ROLES.items() if name not in CALL_ROLES}
+"""Roles whose text is what they say."""
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "summary_text"})
 CALL_PARTS = frozenset({"tool_call", "tool-call", "tool_use", "function_call"})
@@ -250,8 +251,8 @@ def turns(raw: Iterable[Any]) -> list[Turn]:
             name, text = (
                 (item.get("role"), item["content"]) if "content" in item else (item.get("from"), item.get("value"))
             )
-            if type(text) is str and type(name) is str and name in _PLAIN_ROLES:
-                result.append(Turn(_PLAIN_ROLES[name], text))
+            if type(text) is str and type(name) is str and name in PLAIN_ROLES:
+                result.append(Turn(PLAIN_ROLES[name], text))
                 continue
         value = item if type(item) is dict else parse_json(item)
         if not isinstance(value, dict):

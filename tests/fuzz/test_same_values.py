@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from specprobe import scan
 from specprobe.formats import parse
 from specprobe.formats.plain import PlainChats
 from specprobe.json_values import is_clean, mend, read_value
-from specprobe.workload import inspect_workload, read_workload
+from specprobe.workload import Workload, inspect_workload, read_workload
 
 NUMBERS = (
     *(
@@ -150,6 +151,9 @@ def read_both_ways(path: Path, **options: Any) -> None:
     def read() -> list[str]:
         counts = one_line_or(lambda: inspect_workload([str(path)]))
         workload = one_line_or(lambda: read_workload([str(path)], **options))
+        if isinstance(workload, Workload):
+            prompts = list(workload.prompts)
+            return [repr(counts), repr(replace(workload, prompts=())), repr(prompts)]
         return [repr(counts), repr(workload)]
 
     quick = read()
