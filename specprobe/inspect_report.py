@@ -26,9 +26,18 @@ def render_inspection(inspection: Inspection) -> Block:
         parts.append(_skips(skipped))
     parts += [*_totals(inspection), *_warnings(inspection)]
     if inspection.prompts:
-        only = shlex.quote(inspection.files[0].path) if len(inspection.files) == 1 else "PROMPTS, the same files"
-        parts.append(Sentence("next", f"specprobe analyze {only}", lead="Next: "))
+        parts.append(Sentence("next", _next_command(inspection), lead="Next: "))
     return Section(parts)
+
+
+def _next_command(inspection: Inspection) -> str:
+    """What to type; where most prompts have an answer and some have none, all would be generated if nothing was said."""
+    is_one = len(inspection.files) == 1
+    command = f"specprobe analyze {shlex.quote(inspection.files[0].path) if is_one else 'PROMPTS'}"
+    unanswered = inspection.prompts - sum(file.answers for file in inspection.files)
+    if 0 < unanswered < inspection.prompts / 2:
+        command += " --responses logged"
+    return command if is_one else f"{command}, the same files"
 
 
 def _files(inspection: Inspection) -> Block:

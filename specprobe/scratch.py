@@ -32,12 +32,17 @@ def scratch_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def nameless_file() -> FileIO:
-    """A new file that no other process can open; it is gone when it is closed, or this process is."""
-    folder = nameless_place()
-    with file_errors(folder):
+def nameless_file() -> FileIO | None:
+    """A new file that no other process can open; it is gone when it is closed, or this process is.
+
+    None where there can be none: no folder can be written to, or too many files are open. What was to wait there then
+    stays in memory.
+    """
+    try:
         # Without a buffer: what a full disk has refused is not tried again when the file is closed.
-        return tempfile.TemporaryFile(dir=folder, buffering=0)
+        return tempfile.TemporaryFile(dir=nameless_place(), buffering=0)
+    except OSError:
+        return None
 
 
 def nameless_place() -> Path:

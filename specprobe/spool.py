@@ -147,8 +147,10 @@ def beside(records: Sequence[Any]) -> Spool[Any] | list[Any]:
 
 
 def _on_disk(file: io.BytesIO) -> IO[bytes]:
-    """The same bytes in a file that only this process can reach."""
+    """The same bytes in a file that only this process can reach, where there can be one."""
     disk = nameless_file()
+    if disk is None:
+        return file
     with file.getbuffer() as content:
         write_scratch(disk, content)
     file.close()

@@ -48,7 +48,13 @@ class GrowingTable:
             return self._rows
         with self._file:
             self._write()
-            pages = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+            pages: mmap.mmap | bytes
+            try:
+                pages = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+            except OSError:
+                # A mapping keeps a file open, of which there may be too many.
+                self._file.seek(0)
+                pages = self._file.read()
         return np.frombuffer(pages, dtype=self._kind)[: int(np.prod(self._shape))].reshape(self._shape)
 
     def _write(self) -> None:

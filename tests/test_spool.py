@@ -158,3 +158,29 @@ def test_a_run_is_the_same_wherever_it_waits(monkeypatch, tmp_path):
     assert [document(**options) for options in ways] == in_memory
     # What waited there had no name.
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_where_no_file_can_be_made_all_stays_in_memory(place, monkeypatch):
+    def refuse(**_options):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    table = GrowingTable(3000, (2,), np.int32)
+    for number in range(3000):
+        table.row(number)[:] = number
+    assert (table.finished() == np.arange(3000)[:, None]).all()
+    assert list(Spool(range(500))) == list(range(500))
+
+
+def test_a_table_that_cannot_be_mapped_is_read(place, monkeypatch):
+    class Refused(tables.mmap.mmap):
+        def __new__(cls, *_arguments, **_options):
+            raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(tables.mmap, "mmap", Refused)
+    table = GrowingTable(3000, (2,), np.int32)
+    for number in range(3000):
+        table.row(number)[:] = number
+    found = table.finished()
+    assert (found == np.arange(3000)[:, None]).all()
+    assert sum(len(block) for block in blocks(found)) == 3000
