@@ -31,7 +31,7 @@ def render_inspection(inspection: Inspection) -> Block:
 
 
 def _next_command(inspection: Inspection) -> str:
-    """What to type; where most prompts have an answer and some have none, all would be generated if nothing was said."""
+    """What to type. Where most prompts have an answer and some have none, all are generated if nothing is said."""
     is_one = len(inspection.files) == 1
     command = f"specprobe analyze {shlex.quote(inspection.files[0].path) if is_one else 'PROMPTS'}"
     unanswered = inspection.prompts - sum(file.answers for file in inspection.files)
